@@ -1,0 +1,3 @@
+"""Hands pytest the plugin; everything else lives in fixtures/."""
+
+pytest_plugins = ["fixtures.plugin"]

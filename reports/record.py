@@ -1,0 +1,167 @@
+"""The plain records of a run: what every part of the house may say to the reports, and nothing else.
+
+One run leaves one journal, `results.jsonl`: a JSON object per line, each with a `type` (`run`, `plan`,
+`node`, `job`, `check`, `end`) and, in the first line, the schema version. Everything in `reports/` is
+rendered from that file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(str, Enum):
+    """What a check ended in; see DESIGN section 1. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNCHECKED = "unchecked"
+    NOT_APPLICABLE = "n/a"
+
+
+class BlameKind(str, Enum):
+    """What the evidence names. The first four convict the node they name, the others convict nobody."""
+
+    NODE = "node"
+    DEVICE = "device"
+    NIC = "nic"
+    WRONG_DATA = "wrong data"
+    HANG = "hang"
+    CRASH = "crash"
+    LOST = "lost"
+    LINK_DIRECTION = "link direction"
+    PATH = "path"
+    SCALE = "scale-only"
+    FABRIC = "fabric"
+    SOFTWARE = "software"
+
+
+CONVICTING = frozenset({BlameKind.NODE, BlameKind.DEVICE, BlameKind.NIC, BlameKind.WRONG_DATA})
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The part that the evidence of one check names. `nodes` holds one name, or both ends of a path."""
+
+    kind: BlameKind
+    nodes: tuple[str, ...]
+    sentence: str
+    rank: int | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One metric held against one limit.
+
+    `value` and `limit_value` are in `unit` (`GB/s`, `us`, ...; "" for ratios and counts). `sentence` stands
+    alone: it says what was measured, what was asked and by how much it missed. `case` holds the selectors
+    (collective, path, nodes, size in bytes, ...) that found the row.
+    """
+
+    metric: str
+    outcome: Outcome
+    sentence: str
+    value: float | None = None
+    unit: str = ""
+    limit: str = ""
+    limit_value: float | None = None
+    source: str = ""
+    case: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The head of the journal. `selection` is why this run can accept nobody ("" when it can)."""
+
+    run_id: str
+    started: str  # ISO 8601 with zone
+    controller: str
+    command: tuple[str, ...]
+    workload: str
+    hardware: str
+    hosts: Mapping[str, str]  # node name -> its line in the hosts file
+    selection: str = ""
+    notes: tuple[str, ...] = ()  # what a reader must know first
+    versions: Mapping[str, str] = field(default_factory=dict)
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class PlannedCheck:
+    """One check that must report, and the nodes whose verdict needs it."""
+
+    id: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """Everything that was collected, written before the first connection."""
+
+    checks: tuple[PlannedCheck, ...]
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node as it was found. `state` is `ready` or why it is not: `unreachable`, `busy`, `lost`, ..."""
+
+    name: str
+    state: str
+    reason: str = ""
+    hardware: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One torchrun launch: what its ranks say they are, and how it ended ("" while it lives)."""
+
+    id: str
+    nodes: tuple[str, ...]
+    environment: Mapping[str, str]
+    ranks: tuple[Mapping[str, Any], ...] = ()
+    start_seconds: float | None = None
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class CheckRecord:
+    """One check as it ended. `reason` is one line that stands alone; `detail` may have many.
+
+    `measurement` holds the raw samples of every rank, `recorded` the derived figures that were not judged.
+    """
+
+    id: str
+    suite: str  # dotted, what JUnit calls classname: suites.collectives.test_bandwidth
+    name: str  # test_busbw[all_reduce-network]
+    nodes: tuple[str, ...]
+    outcome: Outcome
+    reason: str = ""
+    detail: str = ""
+    judgements: tuple[Judgement, ...] = ()
+    blame: tuple[Blame, ...] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Mapping[str, Any] = field(default_factory=dict)
+    started: str = ""
+    seconds: float = 0.0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    attachments: tuple[str, ...] = ()  # paths below the report directory
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """The last line. `cut_short` says why the run ended before its plan ("" when it did not)."""
+
+    ended: str
+    seconds: float
+    pytest_status: int
+    cut_short: str = ""
+
+
+Record = RunRecord | PlanRecord | NodeRecord | JobRecord | CheckRecord | EndRecord
