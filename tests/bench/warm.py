@@ -1,0 +1,67 @@
+"""What a warm case costs, beside a torchrun for every case: run on a controller, prints one JSON object.
+
+python -m tests.bench.warm HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fixtures.cluster import Cluster, Settings
+from fixtures.hosts import read
+from fixtures.measure import CaseRequest, Measurement, World
+
+WARM_CASES = 200
+COLD_CASES = 3
+
+
+def timed(cluster: Cluster, request: CaseRequest, environment: dict[str, str]) -> float:
+    """Seconds of one case, order to answer, the start of its job included if it needs one."""
+    began = time.perf_counter()
+    (answer,) = cluster.run([request], environment)
+    if not isinstance(answer, Measurement):
+        raise SystemExit(f"the case was not measured: {answer}")
+    return time.perf_counter() - began
+
+
+def measure(cluster: Cluster) -> dict[str, float]:
+    """Warm cases in one job, then cases that each start a job of their own (an environment of their own)."""
+    request = CaseRequest("nodes.present", World(tuple(cluster.nodes)), {}, 60.0)
+    timed(cluster, request, {})
+    warm = [timed(cluster, request, {}) for _ in range(WARM_CASES)]
+    cold = [timed(cluster, request, {"OMP_NUM_THREADS": str(2 + n)}) for n in range(COLD_CASES)]
+    return {
+        "warm_median_s": statistics.median(warm),
+        "warm_worst_s": max(warm),
+        "cold_median_s": statistics.median(cold),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Open the cluster, measure, leave it clean."""
+    hosts, ssh_config, known_hosts, python = arguments
+    with tempfile.TemporaryDirectory() as logs:
+        settings = Settings(
+            run_id="bench",
+            logs=Path(logs),
+            ssh_config=Path(ssh_config),
+            known_hosts=Path(known_hosts),
+            remote_python=python,
+        )
+        cluster = Cluster(
+            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
+        )
+        try:
+            cluster.open()
+            print(json.dumps(measure(cluster)))
+        finally:
+            cluster.close("the benchmark is over")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
