@@ -1,0 +1,105 @@
+"""Running the suite in a lab as a user would, and looking at what it leaves on nodes and in reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from fixtures.remote.processes import wait_until
+from tests.lab import Lab
+
+SUITE = [sys.executable, "-m", "pytest", "suites/", "-p", "no:cacheprovider"]
+# Everything of ours that could stay on a node, found there; prints one thing per line.
+LEFT = """
+import glob, os
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        line = open(f"/proc/{name}/cmdline", "rb").read().replace(b"\\0", b" ").decode()
+        if "python" in line and str(os.getpid()) != name:
+            print("process", name, line[:120])
+for path in glob.glob("/tmp/shakedown-*") + glob.glob("/dev/shm/*"):
+    print("file", path)
+for line in open("/proc/net/unix"):
+    if "shakedown" in line:
+        print("lock", line.split()[-1])
+for line in open("/proc/net/tcp").readlines()[1:]:
+    local, state = line.split()[1], line.split()[3]
+    if state == "0A" and int(local.split(":")[1], 16) != 22:
+        print("port", int(local.split(":")[1], 16))
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended, and its report."""
+
+    status: int
+    output: str
+    report: Path
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """verdict.json."""
+        verdict: dict[str, Any] = json.loads((self.report / "verdict.json").read_text())
+        return verdict
+
+    def listed(self, name: str) -> list[str]:
+        """The host names in accepted.txt, rejected.txt or unproven.txt."""
+        lines = (self.report / f"{name}.txt").read_text().splitlines()
+        return [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+
+    def faults(self) -> list[str]:
+        """The message of every failure and error in junit.xml."""
+        root = ElementTree.parse(self.report / "junit.xml").getroot()  # noqa: S314 - our own file
+        return [str(element.get("message")) for kind in ("failure", "error") for element in root.iter(kind)]
+
+
+class Running:
+    """The suite at work in a lab."""
+
+    def __init__(self, lab: Lab, report: Path, *arguments: str) -> None:
+        self.lab, self.report = lab, report
+        argv = [*SUITE, *lab.suite_arguments(), "--report-dir", str(report), *arguments]
+        self.process = lab.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def finish(self, timeout_s: float) -> Finished:
+        """Wait for its end."""
+        output, _ = self.process.communicate(timeout=timeout_s)
+        return Finished(self.process.returncode, output, self.report)
+
+    def wait_for_ranks(self, deadline_s: float = 60.0) -> None:
+        """Until every node has ranks that take cases."""
+        assert wait_until(self._ranks_are_up, deadline_s, poll_s=0.2), "no ranks came up"
+
+    def _ranks_are_up(self) -> bool:
+        journal = self.report / "results.jsonl"
+        return journal.exists() and '"type": "job"' in journal.read_text().replace('":"', '": "')
+
+    def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 120.0) -> None:
+        """Until the journal says something."""
+        journal = self.report / "results.jsonl"
+        assert wait_until(lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1)
+
+
+def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 300.0) -> Finished:
+    """Run the whole suite to its end."""
+    return Running(lab, report, *arguments).finish(timeout_s)
+
+
+def left_on(lab: Lab, node: str) -> list[str]:
+    """What of ours is on a node."""
+    done = lab.on(node, [sys.executable, "-c", LEFT])
+    return done.stdout.split("\n")[:-1]
+
+
+def clean(lab: Lab, *nodes: str, deadline_s: float = 10.0) -> bool:
+    """Whether nothing of ours is left on these nodes (all, if none is named) within the deadline."""
+    return wait_until(
+        lambda: not any(left_on(lab, node) for node in nodes or lab.nodes), deadline_s, poll_s=0.3
+    )
