@@ -1,0 +1,173 @@
+"""What the ranks run for the collectives suite.
+
+Rank r's buffer of iteration t is P(r, t), known to everybody in closed form (`fixtures.remote.payload` and
+`fixtures.remote.reductions`); G(t) is the reduction of all of them. n ranks, chunk c of a buffer X is X[c]:
+
+    all_reduce      every rank ends with G              broadcast  every rank ends with P(root)
+    reduce_scatter  rank r ends with G[r]               scatter    rank r ends with P(root)[r]
+    all_gather      every rank: P(0), P(1), ...         gather     the root: P(0), P(1), ...
+    all_to_all(_v)  rank r: P(0)[r], P(1)[r], ...       reduce     the root: G
+    send_recv       rank r ends with P(r-1)             barrier    nobody leaves before all have entered
+
+The root of iteration t is rank t mod n.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from fixtures.remote import timing
+from fixtures.remote import transport as ports
+from fixtures.remote.barriers import Exchange, refuse_alone
+from fixtures.remote.collectives import Collective, exchange
+from fixtures.remote.compare import MOST_REPORTED, examine
+from fixtures.remote.dtypes import format_of
+from fixtures.remote.shapes import count_for
+from fixtures.remote.steps import Context, step
+
+_TRANSPORT_DTYPE = "int32"
+
+
+@step
+def exact(
+    ctx: Context, *, collective: str, dtype: str, op: str = "sum", elements: list[int], iterations: int
+) -> dict[str, Any]:
+    """Run `iterations` of each buffer length with a new payload every time, and compare every one of them."""
+    wrong: list[dict[str, Any]] = []
+    compared = 0
+    for count in elements:
+        work = exchange(ctx, collective, dtype, op, count, fresh=True)
+        ctx.progress.phase(f"exact {count} elements")
+        for i in range(iterations):
+            compared += work.compared(i)
+            _checked(ctx, work, i, wrong)
+    return {"iterations": len(elements) * iterations, "elements": compared, "wrong": wrong}
+
+
+@step
+def sweep(
+    ctx: Context,
+    *,
+    collective: str,
+    dtype: str,
+    op: str = "sum",
+    sizes: list[int],
+    iterations: int,
+    budget_s: float,
+    copy: bool,
+) -> dict[str, Any]:
+    """Time `iterations` of each size one by one, then compare the last of them.
+
+    What is left of `budget_s` is shared evenly among the sizes that are left, so small sizes leave theirs to
+    large ones. `copy` measures this rank's memory copy rate as well.
+    """
+    refuse_alone(ctx, collective)
+    counts = _counts(collective, ctx.size, dtype, sizes)
+    measured: list[dict[str, Any]] = []
+    wrong: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for number, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        spent_s = timing.agree(ctx, time.perf_counter() - began)
+        share_s = (budget_s - spent_s) / (len(sizes) - number)
+        work = exchange(ctx, collective, dtype, op, count, size_bytes=size)
+        samples = timing.measure(ctx, work, iterations, share_s, str(size))
+        ctx.progress.phase(f"check {size}")
+        for i in range(samples.last - work.kept + 1, samples.last + 1):
+            _keep(wrong, work.check(i))
+        measured.append({"size_bytes": size, "seconds": samples.seconds, "warmup": samples.warmup})
+    rate = timing.copy_rate(ctx) if copy else None
+    return {"sizes": measured, "wrong": wrong, "copy_gigabytes_per_s": rate}
+
+
+@step
+def identity(ctx: Context, *, dtype: str, elements: list[int], iterations: int) -> dict[str, Any]:
+    """all_gather(reduce_scatter(X)) == all_reduce(X), bit for bit: both are compared with G, bit for bit.
+
+    `elements` are lengths of one rank's chunk; X has n of them.
+    """
+    wrong: list[dict[str, Any]] = []
+    for count in elements:
+        scattered = Collective(ctx, "reduce_scatter", dtype, "sum", count, fresh=True)
+        whole = Collective(ctx, "all_reduce", dtype, "sum", ctx.size * count, fresh=True)
+        joined = Collective(ctx, "all_gather", dtype, "sum", count)
+        ctx.progress.phase(f"identity {count} elements")
+        for i in range(iterations):
+            _checked(ctx, whole, i, wrong)
+            _checked(ctx, scattered, i, wrong)
+            joined.prepare(i)
+            joined.input(i).copy_(scattered.output(i))
+            joined.run(i)
+            timing.complete(ctx)
+            _keep(wrong, _joined_is(whole, joined.output(i), i))
+    total = sum(elements) * ctx.size * iterations
+    return {"iterations": len(elements) * iterations, "elements": total, "wrong": wrong}
+
+
+@step
+def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
+    """Run a checked all_reduce, all_gather and send_recv between two readings of the ports' byte counters.
+
+    As in a ring, a rank sends 2(n-1)/n + (n-1)/n + 1 times `size_bytes`.
+    """
+    wrong: list[dict[str, Any]] = []
+    form = format_of(_TRANSPORT_DTYPE)
+    names = ("all_reduce", "all_gather", "send_recv")
+    counts = [count_for(name, size_bytes, ctx.size, form) for name in names]
+    works = [
+        Collective(ctx, name, form.name, "sum", n, size_bytes=size_bytes)
+        for name, n in zip(names, counts, strict=True)
+    ]
+    ctx.progress.phase("transport")
+    timing.barrier(ctx)
+    before = ports.read_counters()
+    for number, work in enumerate(works, 1):
+        work.prepare(0)
+        work.run(0)
+        timing.complete(ctx)
+        ctx.progress.done(number)
+    timing.barrier(ctx)  # the counters are the node's: its other ranks must have finished too
+    after = ports.read_counters()
+    for work in works:
+        _keep(wrong, work.check(0))
+    sent = size_bytes * (3 * (ctx.size - 1) + ctx.size) // ctx.size
+    used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))
+    return {"transport": used, "wrong": wrong}
+
+
+def _counts(collective: str, ranks: int, dtype: str, sizes: list[int]) -> list[int]:
+    """Elements for each size; all sizes that cannot be had are named at once."""
+    form = format_of(dtype)
+    counts, refused = [], []
+    for size in sizes if collective != "barrier" else ():
+        try:
+            counts.append(count_for(collective, size, ranks, form))
+        except ValueError as error:
+            refused.append(str(error))
+    if refused:
+        raise ValueError("; ".join(refused))
+    return counts or [0] * len(sizes)
+
+
+def _joined_is(whole: Collective, joined: torch.Tensor, i: int) -> dict[str, Any] | None:
+    """Compare gathered chunks of a reduction with what an all_reduce of the whole must give."""
+    expected = whole.expectation(i)
+    if expected is None:
+        raise ValueError("an all_reduce has a result on every rank")
+    about = {**whole.about(i), "collective": "reduce_scatter + all_gather"}
+    return examine(joined.view(whole.form.bits), expected, about)
+
+
+def _checked(ctx: Context, work: Exchange, i: int, wrong: list[dict[str, Any]]) -> None:
+    work.prepare(i)
+    work.run(i)
+    timing.complete(ctx)
+    _keep(wrong, work.check(i))
+    ctx.progress.done(i + 1)
+
+
+def _keep(wrong: list[dict[str, Any]], corruption: dict[str, Any] | None) -> None:
+    if corruption is not None and len(wrong) < MOST_REPORTED:
+        wrong.append(corruption)

@@ -1,0 +1,114 @@
+"""Every collective, dtype and operation that gloo has is exact in real worlds; what it lacks says so."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from fixtures.remote.dtypes import FORMATS
+from fixtures.remote.held import OPERATIONS
+from fixtures.remote.shapes import SHAPES
+from fixtures.remote.steps import Context, Unsupported
+from suites.collectives import steps
+from tests.fixtures.remote.gloo_world import context, run_world
+
+ELEMENTS = [1, 17, 4097]
+ITERATIONS = 3
+REDUCING = [name for name, shape in SHAPES.items() if shape.reduces]
+MOVING = [name for name, shape in SHAPES.items() if not shape.reduces]
+CASES = [
+    *itertools.product(REDUCING, FORMATS, OPERATIONS),
+    *((name, dtype, "sum") for name, dtype in itertools.product(MOVING, FORMATS)),
+]
+
+
+def lacks(collective: str, dtype: str, op: str) -> bool:
+    """What gloo of torch 2.13 is known to lack: fp8 except point to point, and integer averages."""
+    integer_average = collective in REDUCING and op == "avg" and not FORMATS[dtype].floating
+    return (dtype.startswith("fp8") and collective != "send_recv") or integer_average
+
+
+def every_case(ctx: Context) -> dict[tuple[str, str, str], Any]:
+    """Run all of them in one world."""
+    answers: dict[tuple[str, str, str], Any] = {}
+    for collective, dtype, op in CASES:
+        try:
+            found = steps.exact(
+                ctx, collective=collective, dtype=dtype, op=op, elements=ELEMENTS, iterations=ITERATIONS
+            )
+            answers[collective, dtype, op] = found
+        except Unsupported as error:
+            answers[collective, dtype, op] = str(error)
+    return answers
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_collective_is_exact_and_what_gloo_lacks_is_said_by_gloo(size: int) -> None:
+    ranks = run_world(size, every_case)
+    for collective, dtype, op in CASES:
+        answers = [rank[collective, dtype, op] for rank in ranks]
+        if lacks(collective, dtype, op):
+            assert all(isinstance(answer, str) for answer in answers), (collective, dtype, op)
+            assert all(answer.startswith("the backend says: ") for answer in answers)
+        else:
+            assert all(answer["wrong"] == [] for answer in answers), (collective, dtype, op, answers)
+            assert sum(answer["elements"] for answer in answers) >= sum(ELEMENTS) * ITERATIONS
+            assert all(answer["iterations"] == len(ELEMENTS) * ITERATIONS for answer in answers)
+
+
+def test_a_root_compares_and_the_others_say_that_they_did_not() -> None:
+    def reduce_once(ctx: Context) -> Any:
+        return steps.exact(ctx, collective="reduce", dtype="int32", elements=[5], iterations=1)
+
+    assert [answer["elements"] for answer in run_world(2, reduce_once)] == [5, 0]
+
+
+def test_the_identity_holds_and_barriers_hold_everybody() -> None:
+    def both(ctx: Context) -> Any:
+        return (
+            steps.identity(ctx, dtype="bf16", elements=[1, 17, 4097], iterations=2),
+            steps.exact(ctx, collective="barrier", dtype="int32", elements=[0], iterations=6),
+        )
+
+    for same, barrier in run_world(3, both):
+        assert same == {"iterations": 6, "elements": 3 * 4115 * 2, "wrong": []}
+        assert barrier == {"iterations": 6, "elements": 12, "wrong": []}
+
+
+@pytest.mark.parametrize("collective", [*SHAPES, "barrier"])
+def test_a_world_of_one_is_refused(collective: str) -> None:
+    with pytest.raises(ValueError, match=f"{collective} needs at least two ranks"):
+        steps.exact(context(0, 1), collective=collective, dtype="fp32", elements=[4], iterations=1)
+    with pytest.raises(ValueError, match="needs at least two ranks"):
+        steps.sweep(
+            context(0, 1),
+            collective=collective,
+            dtype="fp32",
+            sizes=[64],
+            iterations=1,
+            budget_s=1,
+            copy=False,
+        )
+
+
+def test_unknown_words_and_sizes_that_are_too_small_are_refused_all_at_once() -> None:
+    with pytest.raises(ValueError, match="unknown collective 'all_reduc'"):
+        steps.exact(context(0, 2), collective="all_reduc", dtype="fp32", elements=[4], iterations=1)
+    with pytest.raises(ValueError, match="unknown dtype 'fp31'"):
+        steps.exact(context(0, 2), collective="all_reduce", dtype="fp31", elements=[4], iterations=1)
+    with pytest.raises(ValueError, match="unknown operation 'xor'"):
+        steps.exact(
+            context(0, 2), collective="all_reduce", dtype="fp32", op="xor", elements=[4], iterations=1
+        )
+    with pytest.raises(ValueError, match=r"of 8 bytes.*of 16 bytes.*smallest size is 32 bytes"):
+        steps.sweep(
+            context(0, 2),
+            collective="all_gather",
+            dtype="fp32",
+            sizes=[8, 16, 32],
+            iterations=1,
+            budget_s=1,
+            copy=False,
+        )

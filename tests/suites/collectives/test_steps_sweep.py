@@ -1,0 +1,95 @@
+"""A sweep returns what was asked of every size, and the transport step hands over what moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fixtures.remote import transport
+from fixtures.remote.shapes import SHAPES
+from fixtures.remote.steps import REGISTRY, Context, Unsupported
+from suites.collectives import steps
+from tests.fixtures.remote.gloo_world import run_world
+
+SIZES = [256, 4096, 1 << 16]
+
+
+def test_the_steps_are_registered_under_their_names() -> None:
+    names = {f"collectives.{name}" for name in ("exact", "sweep", "identity", "transport")}
+    assert {name for name in REGISTRY if name.startswith("collectives.")} == names
+
+
+def test_every_collective_returns_all_samples_of_all_sizes() -> None:
+    def run(ctx: Context) -> Any:
+        return {
+            name: steps.sweep(
+                ctx,
+                collective=name,
+                dtype="bf16",
+                sizes=SIZES,
+                iterations=12,
+                budget_s=20,
+                copy=name == "gather",
+            )
+            for name in SHAPES
+        }
+
+    for answers in run_world(3, run):
+        for name, answer in answers.items():
+            assert [size["size_bytes"] for size in answer["sizes"]] == SIZES
+            assert [len(size["seconds"]) for size in answer["sizes"]] == [12, 12, 12]
+            assert all(seconds > 0 for size in answer["sizes"] for seconds in size["seconds"])
+            assert all(size["warmup"] >= 2 for size in answer["sizes"])
+            assert answer["wrong"] == []
+            assert (answer["copy_gigabytes_per_s"] is not None) == (name == "gather")
+
+
+def test_a_barrier_is_swept_and_unsupported_cases_say_so() -> None:
+    def run(ctx: Context) -> Any:
+        with pytest.raises(Unsupported, match="the backend says: Invalid scalar type"):
+            steps.sweep(
+                ctx,
+                collective="all_gather",
+                dtype="fp8_e5m2",
+                sizes=[64],
+                iterations=9,
+                budget_s=1,
+                copy=False,
+            )
+        return steps.sweep(
+            ctx, collective="barrier", dtype="fp32", sizes=[0], iterations=11, budget_s=5, copy=False
+        )
+
+    for answer in run_world(2, run):
+        assert [(size["size_bytes"], len(size["seconds"])) for size in answer["sizes"]] == [(0, 11)]
+        assert answer["wrong"] == []
+
+
+def test_the_transport_step_measures_a_checked_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([{"net:eth0": 5}, {"net:eth0": 9000}])
+    seen: list[Any] = []
+
+    def describe(backend: str, before: Any, after: Any, payload_bytes: int, **shape: int) -> dict[str, Any]:
+        seen.extend([backend, before, after, payload_bytes, shape])
+        return {"network": "sockets"}
+
+    monkeypatch.setattr(transport, "read_counters", lambda: next(readings))
+    monkeypatch.setattr(transport, "describe", describe)
+
+    def run(ctx: Context) -> Any:
+        return steps.transport(ctx, size_bytes=1 << 12), seen
+
+    for answer, described in run_world(2, run):
+        assert answer == {"transport": {"network": "sockets"}, "wrong": []}
+        payload = (1 << 12) * 5 // 2
+        assert described == ["gloo", {"net:eth0": 5}, {"net:eth0": 9000}, payload, {"ranks": 2, "nodes": 1}]
+
+
+def test_the_real_transport_of_a_loopback_world_is_told() -> None:
+    def run(ctx: Context) -> Any:
+        return steps.transport(ctx, size_bytes=1 << 16)
+
+    for answer in run_world(2, run):
+        assert answer["wrong"] == []
+        assert answer["transport"]
