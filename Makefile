@@ -1,0 +1,116 @@
+# Two commands do everything on a fresh machine:
+#
+#   make accept                                          judge this machine
+#   make accept HOSTS=nodes.txt ARGS="--workload nodes"  judge the nodes of a hosts file
+#   make test                                            test the tester (Linux; the lab needs root)
+#
+# and: make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
+#
+# Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
+# 2; a CI server that wants the status itself calls `make setup` and then `.venv/bin/pytest suites/ ...`.
+
+HOSTS  =
+ARGS   =
+PYTHON =
+
+SHELL       = /bin/sh
+.SHELLFLAGS = -eu -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.PHONY: accept test setup lint lab clean
+
+BIN      = .venv/bin
+CHECKED  = conftest.py fixtures suites thresholds reports tests
+COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount
+PACKAGES = openssh-server openssh-client iproute2 util-linux mount
+
+accept: .venv/.run
+	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
+
+test: lint .venv/.lab
+	@$(BIN)/pytest tests/ --durations=10 $(ARGS)
+
+lint: .venv/.test
+	@$(BIN)/ruff check --quiet $(CHECKED)
+	$(BIN)/ruff format --quiet --check $(CHECKED)
+	$(BIN)/mypy --no-error-summary
+
+lab: .venv/.lab
+	@$(BIN)/python -m tests.lab up $(ARGS)
+
+setup: .venv/.run
+
+clean:
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis reports/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# as_root COMMAND...: run it as root, or say what has to be run.
+define AS_ROOT
+as_root() {
+    if [ "$$(id -u)" = 0 ]; then "$$@" </dev/null
+    elif sudo -n true 2>/dev/null; then sudo -n "$$@" </dev/null
+    else echo "make: this needs root; run it yourself, then call make again: sudo $$*" >&2; exit 1
+    fi
+}
+install_debian() {
+    command -v apt-get >/dev/null || { echo "make: no apt-get here; install what Debian calls: $$*" >&2; exit 1; }
+    echo "make: installing Debian packages: $$*"
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$$@" >/dev/null
+}
+endef
+
+# The dependencies stand in pyproject.toml alone; this prints those of the project and of the named extras.
+define REQUIREMENTS
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = [line for name in sys.argv[1:] for line in project["optional-dependencies"][name]]
+print(*project["dependencies"], *extras, sep="\n")
+endef
+export REQUIREMENTS
+
+# find_python: the first Python that is new enough.
+define FIND_PYTHON
+find_python() {
+    for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do
+        if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then return; fi
+    done
+    echo "make: no Python 3.11 or newer found$(if $(PYTHON), at $(PYTHON)). Install one (Debian 12 or newer:" \
+         "apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3.12 ..." >&2
+    exit 1
+}
+endef
+
+# The pip of an interrupted set-up may be missing: such a .venv is made again from nothing.
+.venv/.made:
+	@$(AS_ROOT)
+	$(FIND_PYTHON)
+	find_python
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then
+	    version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	    echo "make: $$python has no ensurepip, so that it cannot make a virtual environment."
+	    install_debian "python$$version-venv"
+	fi
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
+	touch $@
+
+.venv/.run: .venv/.made pyproject.toml constraints.txt
+	@echo "make: installing what the suite needs into .venv (once)"
+	$(BIN)/python -c "$$REQUIREMENTS" > .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement .venv/requirements.txt
+	touch $@
+
+.venv/.test: .venv/.run
+	@echo "make: installing what its own tests need into .venv (once)"
+	$(BIN)/python -c "$$REQUIREMENTS" test > .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement .venv/requirements.txt
+	touch $@
+
+.venv/.lab: .venv/.test
+	@$(AS_ROOT)
+	missing=
+	for command in $(COMMANDS); do
+	    PATH="$$PATH:/usr/sbin:/sbin" command -v "$$command" >/dev/null || missing=yes
+	done
+	if [ -n "$$missing" ]; then install_debian $(PACKAGES); fi
+	touch $@

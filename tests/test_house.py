@@ -1,0 +1,250 @@
+"""The rules of the house hold, and each rule finds what it is there to find."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tests.house import habits, imports, remote, shape, table, words
+from tests.house.tree import ROOT, files
+
+Plant = Callable[[Mapping[str, str]], Path]
+WORLD = ("conftest.py", "fixtures", "suites", "thresholds", "reports", "tests")
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Plant:
+    """A tree of its own with these files, to be looked at by a rule."""
+
+    def planted(contents: Mapping[str, str]) -> Path:
+        for name, text in contents.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path
+
+    return planted
+
+
+def report(faults: Iterator[str]) -> str:
+    return "\n".join(faults)
+
+
+def holds(faults: Iterator[str]) -> None:
+    if text := report(faults):
+        pytest.fail(text, pytrace=False)
+
+
+# -- imports ---------------------------------------------------------------------------------------------
+
+
+def test_imports_run_one_way() -> None:
+    holds(imports.violations(ROOT, table.ROOMS))
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        pytest.param("suites/zero/steps.py", "from fixtures import job", id="steps-job"),
+        pytest.param("suites/zero/steps.py", "import numpy", id="steps-numpy"),
+        pytest.param("suites/zero/test_a.py", "import torch", id="suites-torch"),
+        pytest.param("suites/zero/test_a.py", "from reports import render", id="suites-render"),
+        pytest.param("fixtures/remote/worker.py", "from fixtures.measure import World", id="remote-measure"),
+        pytest.param("fixtures/remote/worker.py", "from .. import measure", id="remote-relative"),
+        pytest.param("fixtures/hosts.py", "import thresholds.schema", id="library-thresholds"),
+        pytest.param("fixtures/hosts.py", "def f():\n    import suites.zero.steps", id="library-suites"),
+        pytest.param("fixtures/hosts.py", "from reports.junit import write", id="library-junit"),
+        pytest.param("thresholds/lookup.py", "import pytest", id="thresholds-pytest"),
+        pytest.param("thresholds/lookup.py", "from fixtures import measure", id="thresholds-fixtures"),
+        pytest.param("reports/junit.py", "from thresholds.lookup import x", id="reports-thresholds"),
+        pytest.param("reports/junit.py", "import paramiko", id="reports-paramiko"),
+        pytest.param("tests/test_a.py", "import requests", id="tests-undeclared"),
+        pytest.param("tests/reports/test_a.py", "import requests", id="tests-mirror"),
+    ],
+)
+def test_an_import_against_the_rule_is_found(plant: Plant, file: str, line: str) -> None:
+    root = plant({file: line, "fixtures/measure.py": "", "fixtures/job.py": "", "reports/render.py": ""})
+    assert [fault for fault in imports.violations(root, table.ROOMS) if fault.startswith(f"{file}:")]
+
+
+def test_a_module_outside_the_table_and_a_row_without_files_are_found(plant: Plant) -> None:
+    found = report(imports.violations(plant({"tools/a.py": ""}), table.ROOMS))
+    assert "tools/a.py: no row" in found
+    assert "a row for reports/*.py, but there is no such file" in found
+
+
+def test_every_package_of_the_table_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    names = {re.split(r"[<>=!~\[; ]", line)[0] for line in declared}
+    product = {name for row in table.ROOMS if not row.files.startswith("tests/") for name in row.packages}
+    assert {name for row in table.ROOMS for name in row.packages} <= names
+    assert product <= {re.split(r"[<>=!~\[; ]", line)[0] for line in project["dependencies"]}
+
+
+def test_the_conftest_is_a_few_lines() -> None:
+    assert len((ROOT / "conftest.py").read_text(encoding="utf-8").splitlines()) < 20
+
+
+# -- habits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("habit", table.HABITS, ids=lambda habit: habit.name.replace(" ", "-"))
+def test_the_house_does_without(habit: habits.Habit) -> None:
+    holds(habits.violations(ROOT, habit))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("sleep", "import time\ntime.sleep(1)"),
+        ("sleep", "from time import sleep as doze"),
+        ("shell", "import subprocess\nsubprocess.run('ls', shell=True)"),
+        ("shell", "import subprocess\nsubprocess.run('ls', shell=bool(1))"),
+        ("shell", "import os\nos.system('ls')"),
+        ("broad", "try:\n    pass\nexcept:\n    pass"),
+        ("broad", "try:\n    pass\nexcept (OSError, Exception):\n    pass"),
+        ("print", "print('hello')"),
+        ("skip", "import pytest\npytest.skip('later')"),
+        ("skip", "import pytest\n@pytest.mark.xfail\ndef test(): ..."),
+        ("skip", "from pytest import importorskip"),
+        ("evaluation", "eval('1')"),
+    ],
+)
+def test_a_habit_is_found(plant: Plant, name: str, line: str) -> None:
+    good = "import subprocess\ntry:\n    subprocess.run(['ls'])\nexcept BaseException:\n    raise\n"
+    root = plant({"fixtures/bad.py": line, "fixtures/good.py": good})
+    (habit,) = (habit for habit in table.HABITS if name in habit.name)
+    found = [fault for fault in habits.violations(root, habit) if "is excepted from" not in fault]
+    assert len(found) == 1
+    assert found[0].startswith("fixtures/bad.py:")
+
+
+def test_an_exception_that_nobody_needs_is_found(plant: Plant) -> None:
+    habit = habits.Habit("a shell", habits.shells, ("fixtures",), "", {"fixtures/a.py": "no reason left"})
+    assert "has no need of it" in report(habits.violations(plant({"fixtures/a.py": ""}), habit))
+
+
+# -- shape -----------------------------------------------------------------------------------------------
+
+
+def test_rooms_are_small() -> None:
+    holds(shape.long_files(ROOT))
+    holds(shape.long_functions(ROOT))
+
+
+def test_a_large_room_is_found(plant: Plant) -> None:
+    body = "    pass\n" * 40
+    root = plant({"fixtures/long.py": "\n" * 301, "fixtures/tall.py": f"async def tall():\n{body}"})
+    assert report(shape.long_files(root)) == "fixtures/long.py: 301 lines, at most 300"
+    found = report(shape.long_functions(root))
+    assert "fixtures/tall.py:1: tall has 41 lines, at most 40" in found
+    assert "the median function has 41 lines" in found
+
+
+# -- what runs on a node ---------------------------------------------------------------------------------
+
+
+def test_remote_code_is_python_3_10() -> None:
+    holds(remote.too_new(ROOT))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tomllib",
+        "from typing import Self",
+        "import typing\nx: typing.Never",
+        "from datetime import UTC",
+        "raise ExceptionGroup('a', [])",
+        "ValueError('a').add_note('b')",
+        "try:\n    pass\nexcept* OSError:\n    pass",
+    ],
+)
+def test_newer_python_is_found_in_remote_code(plant: Plant, line: str) -> None:
+    root = plant({"fixtures/remote/a.py": line, "suites/zero/steps.py": line, "fixtures/local.py": line})
+    found = list(remote.too_new(root))
+    assert {fault.split(":")[0] for fault in found} == {"fixtures/remote/a.py", "suites/zero/steps.py"}
+
+
+def test_every_step_is_documented_registered_and_used() -> None:
+    holds(remote.steps(ROOT))
+
+
+def test_a_step_that_nobody_can_use_is_found(plant: Plant) -> None:
+    steps = "@step\ndef good(ctx):\n    'Do it.'\n@step\ndef mute(ctx): ...\ndef loose(ctx):\n    'Do it.'\n"
+    root = plant({"suites/zero/steps.py": steps, "suites/zero/test_a.py": "ask('zero.good', 'zero.gone')\n"})
+    found = report(remote.steps(root))
+    assert "mute has no docstring" in found
+    assert "loose is public and not registered" in found
+    assert "zero.mute is a step that no test asks for" in found
+    assert "suites/zero/test_a.py:1: there is no step zero.gone" in found
+    assert "good" not in found
+
+
+# -- words -----------------------------------------------------------------------------------------------
+
+
+def test_the_tree_says_nothing_that_only_its_authors_understand() -> None:
+    holds(words.private_words(ROOT))
+
+
+def test_only_agreed_names_lie_at_the_top() -> None:
+    holds(words.strangers(ROOT))
+
+
+def test_private_words_and_strangers_are_found(plant: Plant) -> None:
+    hidden = ("see /w@ork/main", "as D@ESIGN.md says", "i@ssue 2 asks", "T@ODO: later", "net / work/s")
+    lines = [line.replace("@", "") for line in hidden]  # so that this file does not say them
+    root = plant({"notes.txt": "\n".join(lines)})
+    assert len(list(words.private_words(root))) == 4
+    assert "notes.txt: not one of" in report(words.strangers(root))
+
+
+def test_every_file_is_seen_by_the_rules() -> None:
+    assert {"Makefile", "fixtures", "suites", "thresholds", "reports", "tests"} <= {
+        p.parts[0] for p in files(ROOT)
+    }
+
+
+# -- tools -----------------------------------------------------------------------------------------------
+
+
+def tool(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(("ruff", "check", "--quiet", *WORLD), id="ruff"),
+        pytest.param(("ruff", "format", "--quiet", "--check", *WORLD), id="format"),
+        pytest.param(("mypy", "--no-error-summary"), id="mypy"),
+    ],
+)
+def test_the_tools_have_nothing_to_say(argv: tuple[str, ...]) -> None:
+    done = tool(*argv)
+    if done.returncode:
+        pytest.fail(done.stdout + done.stderr, pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        pytest.param(
+            ("ruff", "check", "--config", "pyproject.toml"), "def f(x): return eval(x)\n", id="ruff"
+        ),
+        pytest.param(("ruff", "format", "--check", "--config", "pyproject.toml"), "x = { 1 }\n", id="format"),
+        pytest.param(("mypy", "--config-file", "pyproject.toml"), "def f(x):\n    return x\n", id="mypy"),
+    ],
+)
+def test_the_tools_are_strict(plant: Plant, argv: tuple[str, ...], text: str) -> None:
+    done = tool(*argv, str(plant({"planted.py": text}) / "planted.py"))
+    assert done.returncode == 1
+    assert "planted.py" in done.stdout + done.stderr

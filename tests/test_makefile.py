@@ -1,0 +1,187 @@
+"""The set-up behind `make accept` and `make test`: what it runs, when it runs nothing, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+
+NEEDED = ("sh", "id", "touch", "env", "echo", "make")
+
+
+class Machine:
+    """A checkout on a machine whose commands are those that a test puts there."""
+
+    def __init__(self, place: Path) -> None:
+        self.tree, self.bin, self.log = place / "tree", place / "bin", place / "log"
+        for folder in (self.tree / ".venv" / "bin", self.bin):
+            folder.mkdir(parents=True)
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy2(ROOT / name, self.tree)
+        for name in NEEDED:
+            (self.bin / name).symlink_to(shutil.which(name) or name)
+
+    def command(self, name: str, body: str = "") -> None:
+        """Put a command there that notes its arguments and then does `body`."""
+        path = self.tree / name if "/" in name else self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f'#!/bin/sh\necho "{path.name} $*" >> {self.log}\n{body}\n')
+        path.chmod(0o755)
+
+    def done(self, *stamps: str) -> None:
+        """Say that these steps of the set-up were done, in this order."""
+        for number, name in enumerate(stamps):
+            stamp = self.tree / ".venv" / name
+            stamp.touch()
+            os.utime(stamp, (2_000_000_000 + number,) * 2)
+
+    def make(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run make with nothing but those commands."""
+        environment = {"PATH": str(self.bin), "HOME": str(self.tree)}
+        command = ["make", "--no-print-directory", "-C", str(self.tree), *argv]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def calls(self) -> list[str]:
+        """What was run, in order."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_without_a_python_it_says_what_to_install(machine: Machine) -> None:
+    done = machine.make("setup")
+    assert done.returncode == 2
+    assert "no Python 3.11 or newer found. Install one (Debian 12 or newer: apt-get install" in done.stderr
+
+
+def test_a_python_that_is_too_old_is_passed_over(machine: Machine) -> None:
+    machine.command("python3", "exit 1")
+    done = machine.make("setup", "PYTHON=python3")
+    assert "no Python 3.11 or newer found at python3." in done.stderr
+
+
+def without_ensurepip(machine: Machine) -> None:
+    machine.command("python3", f'case "$2" in *ensurepip*) exit 1;; esac\nexec {sys.executable} "$@"')
+
+
+def test_without_ensurepip_and_apt_it_names_the_package(machine: Machine) -> None:
+    without_ensurepip(machine)
+    done = machine.make("setup")
+    version = ".".join(str(part) for part in sys.version_info[:2])
+    assert done.returncode == 2
+    assert "python3 has no ensurepip" in done.stdout
+    assert f"install what Debian calls: python{version}-venv" in done.stderr
+
+
+def test_without_root_it_says_what_to_run(machine: Machine) -> None:
+    without_ensurepip(machine)
+    machine.command("id", "echo 1000")
+    machine.command("apt-get")
+    done = machine.make("setup")
+    assert "this needs root; run it yourself, then call make again: sudo apt-get update" in done.stderr
+    assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+
+def test_a_machine_without_the_lab_s_commands_gets_their_packages(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test")
+    machine.command("id", "echo 0")
+    machine.command("apt-get")
+    assert machine.make(".venv/.lab", "COMMANDS=sh no-such-command").returncode == 0
+    update, install = (call for call in machine.calls() if call.startswith("apt-get"))
+    assert update == "apt-get update -qq"
+    assert install.endswith("openssh-server openssh-client iproute2 util-linux mount")
+
+
+def test_a_machine_that_has_them_is_left_alone(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test")
+    assert machine.make(".venv/.lab", "COMMANDS=sh touch").returncode == 0
+    assert machine.calls() == []
+
+
+def test_dependencies_come_from_the_project_file_and_are_pinned(machine: Machine) -> None:
+    machine.done(".made")
+    machine.command(".venv/bin/python", f'[ "$1" = -m ] || exec {sys.executable} "$@"')
+    assert machine.make("setup").returncode == 0
+    wanted = (machine.tree / ".venv" / "requirements.txt").read_text()
+    assert "paramiko" in wanted
+    assert "hypothesis" not in wanted
+    assert "--constraint constraints.txt --requirement .venv/requirements.txt" in machine.calls()[-1]
+    assert (
+        "mypy" in (machine.make(".venv/.test"), (machine.tree / ".venv" / "requirements.txt").read_text())[1]
+    )
+
+
+def test_a_failed_installation_is_tried_again(machine: Machine) -> None:
+    machine.done(".made")
+    machine.command(".venv/bin/python", "exit 1")
+    assert machine.make("setup").returncode == 2
+    first = len(machine.calls())
+    machine.make("setup")
+    assert len(machine.calls()) == 2 * first > 0
+
+
+def test_the_second_call_costs_nothing(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test", ".lab")
+    for name in ("python", "pytest", "ruff", "mypy"):
+        machine.command(f".venv/bin/{name}")
+    machine.make("accept")
+    machine.make("test")
+    pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
+    assert pytest_calls == ["pytest suites/", "pytest tests/ --durations=10"]
+    assert not [call for call in machine.calls() if call.startswith("python")]
+
+
+def test_hosts_and_arguments_are_passed_through(machine: Machine) -> None:
+    machine.done(".made", ".run")
+    machine.command(".venv/bin/pytest")
+    machine.make("accept", "HOSTS=my nodes.txt", "ARGS=--workload nodes --env A=b")
+    assert machine.calls() == ["pytest suites/ --hosts my nodes.txt --workload nodes --env A=b"]
+
+
+@pytest.mark.parametrize(("status", "made"), [(0, 0), (1, 2), (2, 2), (5, 2)])
+def test_a_run_that_is_not_green_is_not_green_for_make(machine: Machine, status: int, made: int) -> None:
+    machine.done(".made", ".run")
+    machine.command(".venv/bin/pytest", f"exit {status}")
+    assert machine.make("accept").returncode == made
+
+
+def test_every_package_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all("==" in line and "+" not in line for line in pins)
+    listed = [sys.executable, "-m", "pip", "list", "--format=json", "--exclude", "pip"]
+    done = subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True)
+    installed = {normal(package["name"]) for package in json.loads(done.stdout)}
+    brought_by_torch = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert installed - brought_by_torch <= {normal(pin.split("==")[0]) for pin in pins}
+
+
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def test_ci_calls_make_test_with_ci_set_and_nothing_to_read(machine: Machine, tmp_path: Path) -> None:
+    machine.command("make", f"env > {tmp_path}/env; cat > {tmp_path}/stdin; exit 3")
+    for name in ("bash", "timeout", "cat", "dirname"):
+        (machine.bin / name).symlink_to(shutil.which(name) or name)
+    shutil.copytree(ROOT / ".ci", machine.tree / ".ci")
+    command = ["bash", str(machine.tree / ".ci" / "run")]
+    done = subprocess.run(
+        command, env={"PATH": str(machine.bin)}, input="typed\n", text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3
+    assert machine.calls() == ["make test"]
+    assert "CI=true" in (tmp_path / "env").read_text().splitlines()
+    assert (tmp_path / "stdin").read_text() == ""

@@ -1,0 +1,250 @@
+"""What README.md says is true: its commands run as they stand there, its tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fixtures import options
+from fixtures.hosts import parse
+from reports.journal import Journal
+from reports.record import (
+    CheckRecord,
+    EndRecord,
+    Judgement,
+    NodeRecord,
+    Outcome,
+    PlannedCheck,
+    PlanRecord,
+    Record,
+    RunRecord,
+)
+from reports.verdict import decide, exit_status
+from tests.house.tree import ROOT, files
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+BIN = ROOT / ".venv" / "bin"
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def table(heading: str) -> dict[str, str]:
+    """First and second cell of the rows of the table that has this first heading."""
+    lines = iter(README.splitlines())
+    next(line for line in lines if line.startswith(f"| {heading} |"))
+    rows = list(iter(lambda: next(lines, ""), ""))[1:]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    return {row[0]: row[1] for row in cells}
+
+
+# -- commands --------------------------------------------------------------------------------------------
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+EXPLAIN = next((line for line in COMMANDS if " thresholds explain " in line), "")
+# Run in a copy of the tree; those that need a cluster say what they would run there.
+RUN = {
+    "make accept": ("make accept", 0, "accepted  localhost"),
+    'make accept HOSTS=nodes.txt ARGS="--hardware h100-sxm5-ndr400"': (
+        'make accept HOSTS=nodes.txt ARGS="--hardware h100-sxm5-ndr400 --collect-only -q"',
+        0,
+        "gpu16",
+    ),
+    ".venv/bin/pytest suites/ --hosts nodes.txt --hardware h100-sxm5-ndr400": (
+        ".venv/bin/pytest suites/ --hosts nodes.txt --hardware h100-sxm5-ndr400 --collect-only -q",
+        0,
+        "gpu16",
+    ),
+    ".venv/bin/pytest suites/ --hosts nodes.txt --collect-only -q": (
+        ".venv/bin/pytest suites/ --hosts nodes.txt --collect-only -q",
+        0,
+        "gpu16",
+    ),
+    ".venv/bin/python -m thresholds lint": (".venv/bin/python -m thresholds lint", 0, "cpu-local.toml: good"),
+    EXPLAIN: (EXPLAIN, 0, "judges it: min = 460 GB/s"),
+}
+ELSEWHERE = {
+    ".venv/bin/python -m reports render reports/out": "test_a_run_that_was_killed_still_has_an_answer",
+    "make test": "it is what runs this test",
+    ".venv/bin/python -m tests.lab up --nodes 4 --rate 200mbit": "test_the_lab_says_what_to_run",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the tree as a user has it, with the environment of this one and README's hosts file."""
+    for path in files(ROOT):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, tmp_path / path)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    (tmp_path / "nodes.txt").write_text(blocks("hosts")[0])
+    return tmp_path
+
+
+def shell(command: str, place: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    argv = ["bash", "-euc", command]
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def test_every_command_is_tried() -> None:
+    assert set(COMMANDS) == RUN.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_the_command_does_what_it_says(checkout: Path, command: str) -> None:
+    typed, status, words = RUN[command]
+    done = shell(typed, checkout)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert words in done.stdout
+
+
+@pytest.mark.lab
+def test_the_lab_says_what_to_run(checkout: Path) -> None:
+    argv = next(line for line in COMMANDS if "tests.lab up" in line).split()
+    with subprocess.Popen(argv, cwd=checkout, stdout=subprocess.PIPE, text=True) as lab:
+        try:
+            assert lab.stdout is not None
+            said = next(line for line in lab.stdout if line.startswith("test them:"))
+            command = f"{said.partition(':')[2].strip()} --collect-only -q"
+            done = shell(command, checkout)
+        finally:
+            lab.terminate()
+            lab.communicate(timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_that_was_killed_still_has_an_answer(checkout: Path) -> None:
+    journal = Journal(checkout / "reports" / "out" / "results.jsonl")
+    for record in records(Outcome.PASS)[:-1]:
+        journal.write(record)
+    journal.close()
+    done = shell(next(line for line in COMMANDS if " reports render " in line), checkout)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "unproven" in done.stdout
+    assert (checkout / "reports" / "out" / "unproven.txt").read_text() != ""
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+class Parser:
+    """Takes what the plugin adds to pytest's command line."""
+
+    def __init__(self) -> None:
+        self.added: dict[str, dict[str, object]] = {}
+
+    def getgroup(self, *_: str) -> Parser:
+        return self
+
+    def addoption(self, name: str, **settings: object) -> None:
+        self.added[name] = settings
+
+
+def test_the_option_table_is_the_plugin_s() -> None:
+    parser = Parser()
+    options.add_options(parser)  # type: ignore[arg-type]
+    offered = {f"{name} {settings.get('metavar') or ''}".strip() for name, settings in parser.added.items()}
+    written = {cell.strip("`").replace("\\|", "|") for cell in table("option")}
+    assert written == offered
+
+
+def test_the_defaults_are_the_plugin_s() -> None:
+    parser = Parser()
+    options.add_options(parser)  # type: ignore[arg-type]
+    defaults = {name: cell.strip("`") for name, cell in table("option").items()}
+    for name, cell in defaults.items():
+        given = parser.added[name.strip("`").split()[0]].get("default")
+        assert not given or cell == str(given), name
+
+
+def records(
+    outcome: Outcome | None,
+    pytest_status: int = 0,
+    cut_short: str = "",
+    planned: int = 1,
+    kind: Outcome | None = None,
+) -> list[Record]:
+    """A run of one check on one node."""
+    check = "suites/nodes/test_a.py::test_a[n01]"
+    run = RunRecord("r", "2026-01-01T00:00:00+00:00", "me", ("pytest",), "full", "lab", {"n01": "n01"})
+    ready = NodeRecord("n01", "ready", hardware="lab")
+    plan = PlanRecord((PlannedCheck(check, ("n01",)),)[:planned])
+    judged = Judgement(
+        "wrong", outcome or Outcome.PASS, "it is as it is", value=0.0, limit="max", limit_value=0.0
+    )
+    done = CheckRecord(
+        check, "suites.nodes.test_a", "test_a[n01]", ("n01",), outcome or Outcome.PASS, "so", "", (judged,)
+    )
+    end = EndRecord("2026-01-01T00:00:01+00:00", 1.0, pytest_status, cut_short)
+    return [run, plan, ready, *([done] if outcome else []), end]
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "run"),
+    [
+        pytest.param(0, "every planned check of every node passed", records(Outcome.PASS), id="accepted"),
+        pytest.param(1, "rejected", records(Outcome.FAIL, 1), id="rejected"),
+        pytest.param(2, "unproven", records(Outcome.UNCHECKED, 1), id="unproven"),
+        pytest.param(2, "cut short", records(Outcome.PASS, 2, "SIGTERM"), id="cut-short"),
+        pytest.param(5, "nothing was collected", records(None, 5, planned=0), id="nothing"),
+    ],
+)
+def test_the_exit_status_is_what_the_table_says(status: int, says: str, run: Sequence[Record]) -> None:
+    assert exit_status(run, decide(run)) == status
+    assert any(says in text for text, number in statuses() if number == status)
+
+
+def statuses() -> Iterator[tuple[str, int]]:
+    """Meaning and number of each row; a number may have two."""
+    for line in README.splitlines():
+        if row := re.fullmatch(r"\| (\d) \| (.*) \|", line):
+            yield row[2], int(row[1])
+
+
+def test_a_bad_command_line_ends_with_4(checkout: Path) -> None:
+    assert 4 in {number for _, number in statuses()}
+    (checkout / "nodes.txt").write_text("gpu[01-\n")
+    assert shell(".venv/bin/pytest suites/ --hosts nodes.txt", checkout).returncode == 4
+
+
+def test_the_outcomes_are_those_of_the_records() -> None:
+    assert list(table("outcome")) == [outcome.value for outcome in Outcome]
+
+
+# -- examples --------------------------------------------------------------------------------------------
+
+
+def test_the_hosts_file_is_one() -> None:
+    hosts = parse(blocks("hosts")[0], "nodes.txt")
+    assert len(hosts) == 17
+    assert (hosts[-1].user, hosts[-1].addr, hosts[-1].port, hosts[-1].rack) == (
+        "ops",
+        "192.168.7.17",
+        2222,
+        "r2",
+    )
+
+
+def test_the_jenkins_stage_takes_what_the_run_leaves(checkout: Path) -> None:
+    (stage,) = blocks("groovy")
+    shells = re.findall(r"sh '(.*)'", stage)
+    assert shells == ["make setup", ".venv/bin/pytest suites/ --hosts nodes.txt"]
+    assert "keepProperties: true" in stage
+    (checkout / "nodes.txt").write_text("gpu[01-\n")
+    shell(f"{shells[1]} || true", checkout)
+    assert (checkout / re.findall(r"testResults: '(.*?)'", stage)[0]).is_file()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    assert [target for target in targets if not (ROOT / target).exists()] == []
