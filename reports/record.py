@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 class Outcome(str, Enum):
-    """What a check ended in; see DESIGN section 1. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
+    """What a check ended in; see ARCHITECTURE.md. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
 
     PASS = "pass"
     FAIL = "fail"

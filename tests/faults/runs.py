@@ -54,6 +54,15 @@ class Finished:
         lines = (self.report / f"{name}.txt").read_text().splitlines()
         return [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
 
+    def reason(self, node: str) -> str:
+        """Why a node got its verdict."""
+        return next(str(entry["reason"]) for entry in self.verdict["nodes"] if entry["node"] == node)
+
+    def checks(self) -> list[dict[str, Any]]:
+        """The check records of the journal, in the order in which they ended."""
+        records = map(json.loads, (self.report / "results.jsonl").read_text().splitlines())
+        return [record for record in records if record["type"] == "check"]
+
     def faults(self) -> list[str]:
         """The message of every failure and error in junit.xml."""
         root = ElementTree.parse(self.report / "junit.xml").getroot()  # noqa: S314 - our own file
@@ -79,7 +88,7 @@ class Running:
 
     def _ranks_are_up(self) -> bool:
         journal = self.report / "results.jsonl"
-        return journal.exists() and '"type": "job"' in journal.read_text().replace('":"', '": "')
+        return journal.exists() and '"type":"job"' in journal.read_text()
 
     def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 120.0) -> None:
         """Until the journal says something."""

@@ -1,0 +1,82 @@
+"""The whole command in the lab: healthy, with a slow link, a corrupted rank, a node that goes away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.runs import Finished, Running, accept
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+
+NODES = ["n01", "n02", "n03", "n04"]
+# Every tenth all_reduce on this node ends with the lowest bit of one element flipped.
+CORRUPT = """
+import torch
+import torch.distributed as dist
+
+calls, healthy = [], dist.all_reduce
+
+def all_reduce(tensor, *arguments, **named):
+    work = healthy(tensor, *arguments, **named)
+    calls.append(None)
+    if len(calls) % 10 == 0 and tensor.numel() > 100:
+        tensor.view(torch.uint8)[4 * 17] ^= 1
+    return work
+
+dist.all_reduce = all_reduce
+"""
+
+
+def test_four_healthy_nodes_are_accepted(tmp_path: Path) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        done = accept(lab, tmp_path, "--hardware", "lab-200mbit")
+    assert done.status == 0, done.output
+    assert done.listed("accepted") == NODES
+    assert done.faults() == []
+    assert done.verdict["exit_status"] == 0
+
+
+def test_one_slow_link_and_nobody_is_accepted(tmp_path: Path) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        lab.shape("n03", "150mbit")
+        done = accept(lab, tmp_path, "--hardware", "lab-200mbit", "--workload", "nodes,collectives")
+    assert done.status in (1, 2), done.output
+    assert done.listed("accepted") == []
+    assert any("all_reduce busbw" in fault and "is below" in fault for fault in done.faults())
+
+
+def test_a_corrupted_rank_is_rejected_by_name(tmp_path: Path) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        lab.patch_torch("n02", CORRUPT)
+        done = accept(lab, tmp_path, "--hardware", "lab-200mbit")
+    assert done.status == 1, done.output
+    assert done.listed("rejected") == ["n02"]
+    assert done.listed("accepted") == []
+    assert any("rank 1" in fault and "n02" in fault and "all_reduce" in fault for fault in done.faults())
+
+
+@pytest.mark.parametrize("how", ["power_off", "vanish"])
+def test_a_node_that_goes_away_is_unproven_and_the_others_evidence_is_kept(tmp_path: Path, how: str) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        running = Running(lab, tmp_path, "--hardware", "lab-200mbit")
+        running.wait_for(lambda journal: journal.count('"type":"check"') >= 20)
+        getattr(lab, how)("n04")
+        done = running.finish(400)
+    assert done.status == 2, done.output
+    assert "n04" in done.listed("unproven")
+    assert done.listed("rejected") == []
+    assert done.reason("n04").startswith("lost: ")
+    later = passed_without(done, "n04")
+    assert later, "the three others were measured no more"
+
+
+def passed_without(done: Finished, node: str) -> list[str]:
+    """Checks across nodes that passed on the others after this one had gone."""
+    return [
+        check["id"]
+        for check in done.checks()
+        if check["outcome"] == "pass" and len(check["nodes"]) == 3 and node not in check["nodes"]
+    ]
