@@ -1,0 +1,89 @@
+"""A small good hardware file, to be changed one line at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thresholds.faults import HardwareFileError
+from thresholds.hardware import Hardware
+from thresholds.load import read
+
+GOOD = """\
+[hardware]
+name = "small"
+about = "two GPUs and a NIC each"
+inside = "nvlink"
+
+[match]
+gpu = "Some GPU"
+fabric = "infiniband"
+
+[expect]
+gpus_per_node = 2
+nics_per_node = 2
+nic_gigabits_per_s = 400
+
+[line_rate]
+nvlink = 450.0
+network = 50.0
+
+[env]
+NCCL_IB_HCA = "mlx5"
+
+[sweep]
+bandwidth = ["1MiB", "8GiB"]
+plateau = ["8GiB"]
+latency = ["16KiB"]
+
+[absent]
+gather = "this library has no gather"
+
+[[limit]]
+metric = "busbw"
+collective = "all_reduce"
+path = "network"
+nodes = "2..4"
+size = "8GiB"
+min = 80.0
+source = "example/repository@0000000 file:1"
+date = 2026-05-01
+
+[[limit]]
+metric = ["latency", "latency_p99"]
+path = "network"
+max = 100.0
+source = "example/repository@0000000 file:2"
+date = 2026-05-01
+
+[[gap]]
+metric = "busbw"
+path = "network"
+nodes = ">=5"
+reason = "nobody measured more than four"
+"""
+FIRST, SECOND, GAP = 30, 40, 47  # the lines of the rows
+CASE: dict[str, str | int] = {
+    "collective": "all_reduce",
+    "path": "network",
+    "nodes": 2,
+    "ranks_per_node": 2,
+    "size": 8 << 30,
+}
+
+
+def loaded(text: str = GOOD) -> Hardware:
+    return read(text.encode(), Path("small.toml"))
+
+
+def changed(old: str, new: str) -> str:
+    assert GOOD.count(old) >= 1, old
+    return GOOD.replace(old, new, 1)
+
+
+def faults(text: str | bytes) -> list[str]:
+    """All faults as the user reads them; none when the file is good."""
+    try:
+        read(text if isinstance(text, bytes) else text.encode(), Path("small.toml"))
+    except HardwareFileError as error:
+        return [str(fault) for fault in error.faults]
+    return []

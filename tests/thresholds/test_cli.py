@@ -1,0 +1,87 @@
+"""`python -m thresholds` says what is wrong, which row judges a case, and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.thresholds.files import FIRST, GOOD
+from thresholds.__main__ import main
+
+CASE = ["collective=all_reduce", "path=network", "nodes=2", "ranks_per_node=2", "size=8GiB"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(GOOD)
+    return str(path)
+
+
+def test_lint_of_all_shipped_files_as_a_user_runs_it() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "thresholds", "lint"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout.count(": good (")) == (0, "", 3)
+
+
+def test_lint_names_every_fault_of_every_file(tmp_path: Path, small: str, capsys: Capture) -> None:
+    bad = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    for path in bad:
+        path.write_text(GOOD.replace("min = 80.0", "min = 800.0").replace("max = 100.0", "max = nan"))
+    assert main(["lint", *map(str, bad), small]) == 1
+    out, err = capsys.readouterr()
+    assert (out.count("good"), err.count("physical bound"), err.count("limit.max")) == (1, 2, 2)
+
+
+def test_lint_of_an_unknown_name_is_a_fault(capsys: Capture) -> None:
+    assert main(["lint", "no-such-hardware"]) == 1
+    assert "no hardware file of that name" in capsys.readouterr().err
+
+
+def test_explain_shows_the_row_its_source_and_the_physics(small: str, capsys: Capture) -> None:
+    assert main(["explain", small, "busbw", *CASE]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"small.toml:{FIRST} judges it: min = 80 GB/s\n")
+    for line in ("nodes = 2..4 matches 2", "source: example/repository", "bound of this algorithm: 100 GB/s"):
+        assert line in out
+    assert "above 150 GB/s something else was measured" in out
+
+
+def test_explain_works_out_a_share_of_the_bound(capsys: Capture) -> None:
+    case = ["collective=all_to_all", "path=network", "nodes=4", "ranks_per_node=8", "size=8GiB"]
+    assert main(["explain", "h100-sxm5-ndr400", "busbw", *case]) == 0
+    assert "floor: 0.75 x 64.6 = 48.4 GB/s" in capsys.readouterr().out
+
+
+def test_explain_says_when_nothing_judges_a_case(small: str, capsys: Capture) -> None:
+    assert main(["explain", small, "busbw", *CASE[1:], "collective=reduce"]) == 1
+    assert "unchecked: busbw of (" in capsys.readouterr().err
+    assert main(["explain", small, "busbw", *CASE[1:], "collective=gather"]) == 0
+    assert "n/a: this library has no gather" in capsys.readouterr().out
+
+
+def test_explain_of_a_measured_rate_says_that_it_must_be_measured(capsys: Capture) -> None:
+    case = ["collective=all_reduce", "path=memory", "nodes=1", "ranks_per_node=2", "size=4MiB"]
+    assert main(["explain", "cpu-local", "busbw", *case]) == 0
+    assert "bound: the bound is the copy rate measured in the same run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "pair", ["size=8GB", "nodes=two", "nodes=2..4", "colour=red", "size", "collective=hug"]
+)
+def test_a_case_that_makes_no_sense_is_refused(small: str, pair: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", small, "busbw", pair])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err

@@ -1,0 +1,71 @@
+"""`--hardware auto` finds one file, or says field by field why none fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.thresholds.files import GOOD
+from thresholds.faults import HardwareFileError
+from thresholds.load import shipped
+from thresholds.match import RecogniseError, recognise
+
+H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
+
+
+def files(folder: Path, *texts: str) -> list[Path]:
+    paths = [folder / f"{number}.toml" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return paths
+
+
+def test_shipped_hardware_is_recognised() -> None:
+    assert recognise(H100).name == "h100-sxm5-ndr400"
+    assert recognise({"gpu": "none", "gpu_count": 0, "fabric": "loopback"}).name == "cpu-local"
+
+
+def test_a_missing_gpu_is_no_other_hardware() -> None:
+    assert recognise({**H100, "gpu_count": 7}).name == "h100-sxm5-ndr400"
+
+
+def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
+    facts: dict[str, str | int] = {"gpu": "none", "gpu_count": 0, "fabric": "ethernet"}
+    with pytest.raises(RecogniseError, match="lab-200mbit: chosen by name only"):
+        recognise(facts)
+    assert recognise(facts, [shipped()["lab-200mbit"]]).name == "lab-200mbit"
+
+
+def test_no_match_is_explained_field_by_field() -> None:
+    with pytest.raises(RecogniseError) as caught:
+        recognise({"gpu": "NVIDIA H100 PCIe"})
+    text = str(caught.value)
+    assert "no hardware file matches (gpu = NVIDIA H100 PCIe)" in text
+    assert "gpu must be NVIDIA H100 80GB HBM3, and is NVIDIA H100 PCIe" in text
+    assert "fabric must be infiniband, and the nodes did not say" in text
+
+
+def test_nothing_said_matches_nothing() -> None:
+    with pytest.raises(RecogniseError, match="matches \\(nothing\\)"):
+        recognise({})
+    with pytest.raises(RecogniseError):
+        recognise(H100, [])
+
+
+def test_two_files_that_match_are_refused_by_name(tmp_path: Path) -> None:
+    other = GOOD.replace('name = "small"', 'name = "other"')
+    with pytest.raises(RecogniseError, match=r"several hardware files match .*: small, other"):
+        recognise({"gpu": "Some GPU", "fabric": "infiniband"}, files(tmp_path, GOOD, other))
+
+
+def test_case_does_not_matter_and_a_star_stands_for_any_text(tmp_path: Path) -> None:
+    paths = files(tmp_path, GOOD.replace('"Some GPU"', '"some *[80GB]"'))
+    assert recognise({"gpu": "SOME Thing [80gb]", "fabric": "InfiniBand"}, paths).name == "small"
+    with pytest.raises(RecogniseError):
+        recognise({"gpu": "some 8", "fabric": "infiniband"}, paths)
+
+
+def test_a_broken_file_is_not_passed_over(tmp_path: Path) -> None:
+    with pytest.raises(HardwareFileError, match=r"1\.toml:1"):
+        recognise({"gpu": "Some GPU", "fabric": "infiniband"}, files(tmp_path, GOOD, "broken"))

@@ -1,0 +1,109 @@
+"""A hardware file as values: what the rest of the house reads after `load` found no fault in it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from thresholds.selectors import Selector
+from thresholds.units import parse_size
+
+LimitKind = Literal["min", "max", "min_of_bound"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One [[limit]] row. `where` is its file and line; fewer than `min_samples` samples judge nothing."""
+
+    metrics: tuple[str, ...]
+    selectors: Mapping[str, Selector]
+    kind: LimitKind
+    value: float
+    source: str
+    date: datetime.date
+    derived: bool
+    min_samples: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One [[gap]] row: figures that nobody published, and why."""
+
+    metrics: tuple[str, ...]
+    selectors: Mapping[str, Selector]
+    reason: str
+    where: str
+
+
+Row = Limit | Gap
+
+
+@dataclass(frozen=True)
+class LineRate:
+    """GB/s per direction: `links` per rank (None: measured in the same run).
+
+    With `network_is_per_node` the network figure is what all ranks of a node share, instead of one NIC each.
+    `network_burst_bytes` pass at once when a shaped link has been idle. `nvls`: switches reduce inside a
+    node; `sharp`: between nodes.
+    """
+
+    inside: str
+    links: Mapping[str, float | None]
+    network_is_per_node: bool = False
+    network_burst_bytes: int = 0
+    nvls: bool = False
+    sharp: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Sizes in bytes: `bandwidth` is recorded, `plateau` (a part of it) and `latency` are judged."""
+
+    bandwidth: tuple[int, ...]
+    plateau: tuple[int, ...]
+    latency: tuple[int, ...]
+    iterations: int = 20
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A checked hardware file. `judges` says what a file without accelerators honestly judges.
+
+    Without `auto` the file is never chosen among others, only by its name.
+    """
+
+    name: str
+    about: str
+    inside: str
+    match: Mapping[str, str | int]
+    line_rate: LineRate
+    sweep: Sweep
+    judges: str = ""
+    auto: bool = True
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    path: Path | None = None
+    sha256: str = ""
+
+
+def no_hardware(inside: str) -> Hardware:
+    """What `--hardware none` runs with: sizes to measure, and nothing to judge numbers by."""
+    small = inside == "memory"
+    bandwidth = ("64KiB", "256KiB", "1MiB") if small else ("1MiB", "16MiB", "256MiB", "1GiB", "8GiB")
+    sizes = tuple(parse_size(size) for size in bandwidth)
+    return Hardware(
+        name="none",
+        about="no hardware file: everything is recorded, only exactness is judged",
+        inside=inside,
+        match={},
+        line_rate=LineRate(inside, {}),
+        sweep=Sweep(sizes, sizes[-1:], (parse_size("4KiB" if small else "16KiB"),)),
+        judges="exactness of the data; no figure is judged, and no node can be accepted",
+    )

@@ -1,0 +1,98 @@
+"""Which row judges a case: exactly one, or an error that names the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeVar
+
+from reports.record import Judgement
+from thresholds.hardware import Gap, Hardware, Limit
+from thresholds.selectors import Value
+from thresholds.units import format_size
+
+Case = Mapping[str, Value]
+_Row = TypeVar("_Row", Limit, Gap)
+
+
+class LimitError(Exception):
+    """No one row judges the case. `kind` says why not; the text names the nearest rows."""
+
+    def __init__(self, kind: Literal["missing", "ambiguous", "gap"], text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def find(hardware: Hardware, metric: str, case: Case) -> Limit:
+    """The one row for this metric of this case; LimitError when there is none, a gap, or several."""
+    limits = _matching(hardware.limits, metric, case)
+    gaps = _matching(hardware.gaps, metric, case)
+    if len(limits) == 1 and not gaps:
+        return limits[0]
+    if len(limits) + len(gaps) > 1:
+        rows = ", ".join([*(row.where for row in limits), *(row.where for row in gaps)])
+        raise LimitError("ambiguous", f"{_subject(metric, case)} matches several rows: {rows}")
+    if gaps:
+        raise LimitError("gap", f"{_subject(metric, case)} has no figure: {gaps[0].reason} ({gaps[0].where})")
+    raise LimitError(
+        "missing", f"{_subject(metric, case)} matches no row; {_nearest(hardware, metric, case)}"
+    )
+
+
+def absent(hardware: Hardware, case: Case) -> str | None:
+    """Why the hardware does not have what the case needs, as its file declares; None when it does."""
+    for key in ("path", "collective"):
+        reason = hardware.absent.get(str(case.get(key, "")))
+        if reason is not None:
+            return reason
+    return None
+
+
+def unused(hardware: Hardware, judgements: Iterable[Judgement]) -> list[str]:
+    """The limits that matched no judged case of a run, each with its file and line."""
+    judged = [(judgement.metric, judgement.case) for judgement in judgements]
+    return [
+        f"{limit.where}: matched no case: {describe(limit)}"
+        for limit in hardware.limits
+        if not any(metric in limit.metrics and not mismatches(limit, case) for metric, case in judged)
+    ]
+
+
+def describe(row: Limit | Gap) -> str:
+    """A row's metrics and selectors in one line."""
+    selectors = (f"{name} = {selector.text}" for name, selector in row.selectors.items())
+    return f"{', '.join(row.metrics)} for {', '.join(selectors) or 'every case'}"
+
+
+def mismatches(row: Limit | Gap, case: Case) -> list[str]:
+    """The selectors that the case does not match, each with what the case has instead."""
+    found = []
+    for name, selector in row.selectors.items():
+        value = case.get(name, "" if name == "algorithm" else None)
+        if value is None or not selector.matches(value):
+            found.append(f"{name} = {selector.text}, the case has {_shown(name, value)}")
+    return found
+
+
+def _matching(rows: tuple[_Row, ...], metric: str, case: Case) -> list[_Row]:
+    return [row for row in rows if metric in row.metrics and not mismatches(row, case)]
+
+
+def _nearest(hardware: Hardware, metric: str, case: Case) -> str:
+    rows = [row for row in hardware.limits if metric in row.metrics]
+    if not rows:
+        return f"{hardware.name} has no row for {metric} at all"
+    rows.sort(key=lambda row: len(mismatches(row, case)))
+    return "nearest: " + "; ".join(
+        f"{row.where} wants {', '.join(mismatches(row, case))}" for row in rows[:3]
+    )
+
+
+def _subject(metric: str, case: Case) -> str:
+    shown = (f"{name}={_shown(name, value)}" for name, value in case.items())
+    return f"{metric} of ({', '.join(shown)})"
+
+
+def _shown(name: str, value: Value | None) -> str:
+    if value is None:
+        return "none"
+    return format_size(value) if name == "size" and isinstance(value, int) else str(value) or "''"

@@ -1,0 +1,74 @@
+"""From what every rank timed to the figures that are judged; an iteration is as long as its slowest rank."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from thresholds.busbw import busbw
+from thresholds.units import is_finite
+
+SLOW = 0.8  # an iteration is slow when it ran at less than this share of the median's speed
+
+
+class SampleError(Exception):
+    """The samples cannot be made into a figure; what needed one is unchecked, for this reason."""
+
+
+def iteration_seconds(ranks: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Seconds of each iteration, from one list of seconds per rank: those of the slowest rank."""
+    if not ranks:
+        raise SampleError("no rank reported its times")
+    lengths = sorted({len(times) for times in ranks})
+    if len(lengths) > 1:
+        raise SampleError(f"ranks report different numbers of iterations: {', '.join(map(str, lengths))}")
+    if lengths == [0]:
+        raise SampleError("the ranks report no iteration")
+    for rank, times in enumerate(ranks):
+        for iteration, seconds in enumerate(times):
+            _check(seconds, f"rank {rank}, iteration {iteration}")
+    return tuple(max(times) for times in zip(*ranks, strict=True))
+
+
+def bandwidth(collective: str, ranks: int, size_bytes: int, seconds: Sequence[float]) -> dict[str, float]:
+    """The judged figures of one size: busbw (median), busbw_mean (total), slow_fraction."""
+    if size_bytes <= 0:
+        raise SampleError(f"{size_bytes} bytes have no bandwidth")
+    try:
+        return {
+            "busbw": busbw(collective, ranks, size_bytes, _median(seconds)),
+            "busbw_mean": busbw(collective, ranks, size_bytes, statistics.fmean(seconds)),
+            "slow_fraction": slow_fraction(seconds),
+        }
+    except ValueError as error:
+        raise SampleError(str(error)) from error
+
+
+def latency(seconds: Sequence[float]) -> dict[str, float]:
+    """The figures of one small size in microseconds: latency (median) and latency_p99."""
+    return {"latency": _median(seconds) * 1e6, "latency_p99": _p99(seconds) * 1e6}
+
+
+def slow_fraction(seconds: Sequence[float]) -> float:
+    """The share of iterations slower than median / 0.8: an intermittent fault does not move a median."""
+    edge = _median(seconds) / SLOW
+    return sum(second > edge for second in seconds) / len(seconds)
+
+
+def _median(seconds: Sequence[float]) -> float:
+    if not seconds:
+        raise SampleError("there is no iteration to take a median of")
+    for iteration, second in enumerate(seconds):
+        _check(second, f"iteration {iteration}")
+    return statistics.median(seconds)
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    """Nearest rank: below 100 samples this is the slowest one."""
+    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
+
+
+def _check(seconds: object, where: str) -> None:
+    if not is_finite(seconds) or seconds <= 0:
+        raise SampleError(f"{where}: {seconds!r} is no time")

@@ -1,0 +1,93 @@
+"""The words of a hardware file: collectives, paths, dtypes, metrics with their units, and sizes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeGuard
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "all_to_all_v",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send_recv",
+    "barrier",
+)
+DATA_COLLECTIVES = COLLECTIVES[:-1]
+INSIDE_LINKS = ("nvlink", "xgmi", "pcie", "memory")
+PATHS = (*INSIDE_LINKS, "network", "nic")
+DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
+ALGORITHMS = ("ring", "tree", "nvls", "")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric's numbers mean.
+
+    `bounded` metrics are bus bandwidths, which physics bounds (see bounds.py); `share` metrics lie in 0..1.
+    """
+
+    unit: str
+    better: Literal["more", "less"]
+    bounded: bool = False
+    share: bool = False
+
+
+METRICS: Mapping[str, Metric] = {
+    "busbw": Metric("GB/s", "more", bounded=True),  # size x factor over the median iteration
+    "busbw_mean": Metric("GB/s", "more", bounded=True),  # total bytes over total time: sees stalls
+    "slow_fraction": Metric("", "less", share=True),  # iterations slower than median / 0.8
+    "latency": Metric("us", "less"),  # median iteration
+    "latency_p99": Metric("us", "less"),
+    "copy": Metric("GB/s", "more"),  # memory copy inside one device
+    "host_to_device": Metric("GB/s", "more"),
+    "device_to_host": Metric("GB/s", "more"),
+    "peer_to_peer": Metric("GB/s", "more"),  # copy between two devices of a node
+    "tflops": Metric("TFLOP/s", "more"),
+}
+
+_SIZE = re.compile(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)")
+_SHIFT = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether this is a number at all, and one that can be compared."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False  # a whole number that no float can hold
+
+
+def parse_size(text: object) -> int:
+    """Bytes of a size such as "8GiB"; ValueError says how a size is written."""
+    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f'{text!r} is not a size; write a whole number and B, KiB, MiB, GiB or TiB: "8GiB"')
+    return int(found[1]) << _SHIFT[found[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact writing of a size, which `parse_size` reads back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % (1 << _SHIFT[unit]) == 0:
+            return f"{size_bytes >> _SHIFT[unit]}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_number(value: float, beside: float | None = None) -> str:
+    """A figure in three digits, or in as many as it takes to tell it from the figure `beside` it."""
+    for digits in range(3, 17):
+        if beside is None or value == beside or f"{value:.{digits}g}" != f"{beside:.{digits}g}":
+            break
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in text and 1 <= abs(value) < 1e15 else text

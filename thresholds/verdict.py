@@ -1,0 +1,153 @@
+"""One metric held against its limit. What cannot be compared is unchecked, and never green."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reports.record import Judgement, Outcome
+from thresholds.bounds import BoundError, bound, ceiling
+from thresholds.hardware import Hardware, Limit
+from thresholds.lookup import Case, LimitError, find
+from thresholds.metrics import SampleError
+from thresholds.units import METRICS, Metric, format_number, format_size, is_finite
+
+Figure = float | SampleError | None
+
+
+class _NotJudged(Exception):
+    """Why a value cannot be held against its limit."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A limit in the metric's own unit: `words` explain it, `sign` is >= or <=."""
+
+    limit: float
+    sign: str
+    words: str
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """One value of one metric, and all that is needed to judge it."""
+
+    hardware: Hardware
+    metric: str
+    case: Case
+    value: Figure
+    samples: int
+    measured: float | None
+
+    @property
+    def meaning(self) -> Metric:
+        return METRICS[self.metric]
+
+    def verdict(self, row: Limit) -> Judgement:
+        try:
+            value = self._value(row)
+            asked = self._asked(row)
+        except (_NotJudged, BoundError) as error:
+            return self.unchecked(f"{self._subject()} is unchecked: {error}", row)
+        good = value <= asked.limit if asked.sign == "<=" else value >= asked.limit
+        word = ("within" if good else "above") if asked.sign == "<=" else ("at least" if good else "below")
+        outcome = Outcome.PASS if good else Outcome.FAIL
+        found = f"{self._subject(format_number(value, asked.limit))} is {word}"
+        sentence = f"{found} {self._with_unit(asked.limit, value)} ({asked.words}{row.where})"
+        return self._judgement(outcome, sentence, row, asked)
+
+    def unchecked(self, sentence: str, row: Limit | None = None) -> Judgement:
+        return self._judgement(Outcome.UNCHECKED, sentence, row, None)
+
+    def _value(self, row: Limit) -> float:
+        value = self.value
+        if value is None or isinstance(value, SampleError):
+            raise _NotJudged(str(value) if value else "it was not measured")
+        if not is_finite(value) or value < 0 or (value == 0 and not self.meaning.share):
+            raise _NotJudged(f"{value!r} is not a measurement")
+        if self.meaning.share and value > 1:
+            raise _NotJudged(f"{value!r} is not a share")
+        if self.samples < row.min_samples:
+            raise _NotJudged(f"{self.samples} samples are too few, {row.where} wants {row.min_samples}")
+        self._check_ceiling(value)
+        return float(value)
+
+    def _check_ceiling(self, value: float) -> None:
+        if not self.meaning.bounded:
+            return
+        best = ceiling(self.case, self.hardware.line_rate, self.measured)
+        if value > best:
+            above = f"{format_number(value, best)} GB/s is above the physical bound"
+            what = "something else was measured, or [line_rate] is wrong"
+            raise _NotJudged(f"{above} of {format_number(best, value)} GB/s: {what}")
+
+    def _asked(self, row: Limit) -> _Asked:
+        if row.kind == "max":
+            return _Asked(row.value, "<=", "")
+        if row.kind == "min":
+            return _Asked(row.value, ">=", "")
+        best = bound(self.case, self.hardware.line_rate, self.measured)
+        words = f"{row.value:g} of the bound {self._with_unit(best)}; "
+        return _Asked(row.value * best, ">=", words)
+
+    def _judgement(
+        self, outcome: Outcome, sentence: str, row: Limit | None, asked: _Asked | None
+    ) -> Judgement:
+        return Judgement(
+            metric=self.metric,
+            outcome=outcome,
+            sentence=sentence,
+            value=float(self.value) if is_finite(self.value) else None,
+            unit=self.meaning.unit,
+            limit=f"{asked.sign} {self._with_unit(asked.limit)}" if asked else "",
+            limit_value=asked.limit if asked else None,
+            source=_source(row) if row else "",
+            case=dict(self.case),
+        )
+
+    def _with_unit(self, value: float, beside: float | None = None) -> str:
+        return f"{format_number(value, beside)} {self.meaning.unit}".strip()
+
+    def _subject(self, figure: str = "") -> str:
+        """What was measured and where: "all_reduce busbw 17.8 GB/s at 8GiB over network on 4 nodes"."""
+        case = self.case
+        parts = [str(case.get("collective") or case.get("step") or ""), self.metric]
+        parts += [figure, self.meaning.unit] if figure else []
+        parts += [f"at {format_size(size)}"] if isinstance(size := case.get("size"), int) and size else []
+        parts += [f"over {case['path']}"] if case.get("path") else []
+        parts += [f"by {case['algorithm']}"] if case.get("algorithm") else []
+        nodes = case.get("nodes")
+        parts += [f"on {nodes} node{'' if nodes == 1 else 's'}"] if nodes else []
+        return " ".join(part for part in parts if part)
+
+
+def judge(
+    hardware: Hardware,
+    metric: str,
+    case: Case,
+    value: Figure,
+    samples: int,
+    *,
+    measured_gigabytes_per_s: float | None = None,
+    required: bool = True,
+) -> Judgement | None:
+    """Hold one value against its row: pass, fail or unchecked, or None for a metric that is only recorded.
+
+    `value` may be the `SampleError` that came in its place. `measured_gigabytes_per_s` is the copy rate of
+    the same run, for line rates that a file calls "measured". Without `required` a metric without a row is
+    recorded; with a row it is judged like any other.
+    """
+    judging = _Judge(hardware, metric, case, value, samples, measured_gigabytes_per_s)
+    if not hardware.limits and hardware.name == "none":
+        reason = "no hardware file says what is good enough (--hardware none)"
+        return judging.unchecked(f"{judging._subject()} is unchecked: {reason}") if required else None
+    try:
+        row = find(hardware, metric, case)
+    except LimitError as error:
+        if not required and error.kind != "ambiguous":
+            return None
+        return judging.unchecked(f"{judging._subject()} is unchecked: {error}")
+    return judging.verdict(row)
+
+
+def _source(row: Limit) -> str:
+    return f"{'derived: ' if row.derived else ''}{row.source} ({row.date}; {row.where})"
