@@ -1,0 +1,32 @@
+"""`python -m reports render DIR`: write the reports of a journal again, also of a run that was killed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from reports.clean import clean
+from reports.render import JOURNAL, load, render
+from reports.summary import lines
+from reports.verdict import decide
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status of the rendered run, 4 when there is no journal."""
+    parser = argparse.ArgumentParser(prog="python -m reports", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("render", help="write junit.xml, verdict.json, the lists and report.html")
+    command.add_argument("directory", type=Path, help=f"a report directory, with a {JOURNAL}")
+    chosen = parser.parse_args(arguments)
+    if not (chosen.directory / JOURNAL).is_file():
+        print(f"{chosen.directory} holds no {JOURNAL}", file=sys.stderr)
+        return 4
+    status = render(chosen.directory)
+    for line in lines(decide(load(chosen.directory / JOURNAL)), str(chosen.directory / "report.html")):
+        print(clean(line))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""`results.jsonl`: one JSON line per record, on disk the moment it is written, read back strictly.
+
+Whatever ends the run, every finished check is in the file: a line is handed to the kernel in one write and
+belongs to the journal once its newline is there. A line without a newline is torn: the writer was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from reports.codec import DecodeError, decode, encode
+from reports.record import CheckRecord, EndRecord, Record, RunRecord
+
+_SHOWN_FAULTS = 20
+UNKNOWN_STATUS = -1  # the pytest_status of a run that did not live to say one
+
+
+class JournalError(ValueError):
+    """The journal holds lines that nobody should believe; `faults` names each with its line number."""
+
+    def __init__(self, path: Path, faults: list[str]) -> None:
+        more = f"\n... and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
+        super().__init__(f"{path}: " + "\n".join(faults[:_SHOWN_FAULTS]) + more)
+        self.faults = faults
+
+
+class Journal:
+    """Starts a new journal at `path` and appends records to it; may be used by several threads."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self.path, flags, 0o644)
+        self._size = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def write(self, record: Record) -> None:
+        """Append one record; on return the kernel has it, so that a SIGKILL cannot lose it."""
+        line = json.dumps(encode(record), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self.path}: a {type(record).__name__} after the journal was closed")
+            try:
+                _write_all(self._file, line)
+            except OSError:
+                # A full disk must not leave half a line in front of later, complete ones.
+                os.ftruncate(self._file, self._size)
+                raise
+            self._size += len(line)
+            if isinstance(record, EndRecord):
+                os.fsync(self._file)
+
+    def close(self) -> None:
+        """Bring everything to the disk. May be called twice."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.fsync(self._file)
+                os.close(self._file)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Everything that can be had from a journal: the records, and what is wrong with the other lines."""
+
+    records: list[Record]
+    faults: list[str]
+
+
+def read(path: Path | str) -> list[Record]:
+    """The records of a journal; JournalError with every bad line's number.
+
+    A torn last line is no error, it is how a killed run looks: it is reported as an `EndRecord` whose
+    `cut_short` says so.
+    """
+    found = scan(path)
+    if found.faults:
+        raise JournalError(Path(path), found.faults)
+    return found.records
+
+
+def scan(path: Path | str, measurements: bool = True) -> Scan:
+    """Like `read`, but hands back the good lines beside the faults; can leave the raw samples behind."""
+    found = Scan([], [])
+    for number, line in _lines(Path(path)):
+        if not line.endswith(b"\n"):
+            found.records.append(_torn(number))
+            continue
+        try:
+            record = decode(json.loads(line, parse_constant=_refuse_constant))
+        except (ValueError, RecursionError) as fault:
+            found.faults.append(f"line {number}: {_why(fault)}")
+            continue
+        found.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, found))
+        found.records.append(record if measurements else _without_samples(record))
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        yield from enumerate(file, start=1)
+
+
+def _out_of_place(record: Record, found: Scan) -> Iterator[str]:
+    first = not found.records and not found.faults
+    if first and not isinstance(record, RunRecord):
+        yield "a journal begins with a run record, which names its schema"
+    if not first and isinstance(record, RunRecord):
+        yield "a second run record: two runs wrote into one journal"
+
+
+def _torn(number: int) -> EndRecord:
+    why = f"the last line of the journal (line {number}) is torn: the run was killed while it wrote it"
+    return EndRecord(ended="", seconds=0.0, pytest_status=UNKNOWN_STATUS, cut_short=why)
+
+
+def _without_samples(record: Record) -> Record:
+    """The record without its samples, of which a large run has gigabytes; that there were some is kept."""
+    if isinstance(record, CheckRecord) and record.measurement:
+        return replace(record, measurement={"samples": "see results.jsonl"})
+    return record
+
+
+def _why(fault: Exception) -> str:
+    if isinstance(fault, DecodeError):
+        return str(fault)
+    return f"not valid JSON ({fault})"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

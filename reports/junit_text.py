@@ -1,0 +1,122 @@
+"""What the JUnit report says about one check: properties, body, output, and where its names come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from reports.figures import number, quantity, size
+from reports.record import CheckRecord, Judgement, Outcome, RunRecord
+from reports.verdict import RunVerdict
+
+# Jenkins keeps the last 500 characters of a passing case's output and the last 50,000 of a failing one's,
+# and looks for attachments after trimming.
+_PASSING_TAIL, _FAILING_TAIL = 480, 45_000
+
+
+def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tuple[str, str]]:
+    """What holds for the whole run."""
+    yield "run", verdict.run_id
+    yield "workload", verdict.workload
+    yield "hardware", verdict.hardware
+    yield "selection", verdict.selection
+    yield "cut_short", verdict.cut_short
+    if run is not None:
+        yield "controller", run.controller
+        yield "command", " ".join(run.command)
+        yield "hosts", ", ".join(run.hosts)
+        yield from ((f"version.{name}", version) for name, version in run.versions.items())
+        yield from ((f"note.{number}", note) for number, note in enumerate(run.notes, start=1))
+
+
+def check_properties(check: CheckRecord) -> Iterator[tuple[str, str]]:
+    """Flat texts: what was measured, the limit, its unit and source, who took part, who is blamed."""
+    yield "outcome", check.outcome.value
+    yield "hosts", ", ".join(check.nodes)
+    yield from check.properties.items()
+    for name, judgement in zip(_labels(check.judgements), check.judgements, strict=True):
+        yield name, number(judgement.value, digits=7)
+        yield f"{name}.unit", judgement.unit
+        yield f"{name}.limit", judgement.limit
+        yield f"{name}.limit_value", number(judgement.limit_value, digits=7)
+        yield f"{name}.outcome", judgement.outcome.value
+        yield f"{name}.source", judgement.source
+    for index, blame in enumerate(check.blame, start=1):
+        yield f"blame.{index}", f"{blame.kind.value}: {', '.join(blame.nodes)}: {blame.sentence}"
+
+
+def _labels(judgements: Sequence[Judgement]) -> list[str]:
+    """A name for each: the metric, with the size or a number where the metric alone is not one of a kind."""
+    labels: list[str] = []
+    for judgement in judgements:
+        label = judgement.metric
+        if "size" in judgement.case:
+            label += f"@{judgement.case['size']}"
+        same = sum(known == label or known.startswith(f"{label}#") for known in labels)
+        labels.append(f"{label}#{same + 1}" if same else label)
+    return labels
+
+
+def kind(check: CheckRecord) -> str:
+    """JUnit's `type`: the kind of the part to blame, where one is, else the outcome."""
+    return check.blame[0].kind.value if check.blame else check.outcome.value
+
+
+def body(check: CheckRecord) -> str:
+    """The whole story of a check that is not green."""
+    lines = [check.reason, f"nodes: {', '.join(check.nodes)}"]
+    lines += [f"blame: {blame.sentence}" for blame in check.blame]
+    lines += [line(judgement) for judgement in check.judgements if judgement.outcome is not Outcome.PASS]
+    lines += ["", check.detail] if check.detail else []
+    return "\n".join(lines)
+
+
+def line(judgement: Judgement) -> str:
+    """`fail: busbw at 1 GiB: 310.2 GB/s, asked >= 340 GB/s (source)`."""
+    where = f" at {size(int(judgement.case['size']))}" if _has_size(judgement) else ""
+    source = f" ({judgement.source})" if judgement.source else ""
+    asked = f", asked {judgement.limit}" if judgement.limit else ""
+    measured = quantity(judgement.value, judgement.unit) or "no value"
+    return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{asked}{source}"
+
+
+def _has_size(judgement: Judgement) -> bool:
+    return isinstance(judgement.case.get("size"), int)
+
+
+def output(check: CheckRecord, report_dir: Path) -> str:
+    """Every judgement, then the attachments, last because Jenkins cuts the middle out of long output."""
+    judged = [line(judgement) for judgement in check.judgements]
+    files = [str(report_dir / path) for path in check.attachments if _stays_below(path)]
+    limit = _PASSING_TAIL if check.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE) else _FAILING_TAIL
+    return "\n".join([*judged, *_attachments(files, limit)])
+
+
+def _attachments(files: Sequence[str], limit: int) -> list[str]:
+    lines = [f"[[ATTACHMENT|{file}]]" for file in files]
+    kept, used = [], 0
+    for entry in lines:
+        used += len(entry) + 1
+        if used <= limit:
+            kept.append(entry)
+    left = len(lines) - len(kept)
+    return [f"{left} more files are in the report directory", *kept] if left else kept
+
+
+def _stays_below(path: str) -> bool:
+    """Whether this is a plain path below the report directory that cannot break out of its brackets."""
+    pure = PurePosixPath(path)
+    return not pure.is_absolute() and ".." not in pure.parts and "]" not in path and "\n" not in path
+
+
+def split_id(check_id: str) -> tuple[str, str]:
+    """Class and name as pytest's JUnit writes them.
+
+    `suites/nodes/test_gpu.py::test_count[a]` is `test_count[a]` in `suites.nodes.test_gpu`.
+    """
+    path, bracket, parameters = check_id.partition("[")
+    file, *names = path.split("::")
+    if not names:
+        return "shakedown.checks", check_id
+    classname = ".".join([file.removesuffix(".py").replace("/", "."), *names[:-1]])
+    return classname, names[-1] + bracket + parameters

@@ -1,0 +1,92 @@
+"""`verdict.json`: the answer for machines, in a versioned schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from reports import atomic
+from reports.clean import scrub
+from reports.evidence import head
+from reports.record import EndRecord, JobRecord, Outcome, Record
+from reports.verdict import Blamed, NodeVerdict, RunVerdict, Standing, exit_status
+
+SCHEMA_VERSION = 1
+
+
+def write(path: Path, records: Sequence[Record], verdict: RunVerdict) -> None:
+    """Write the verdict to `path`, whole or not at all."""
+    data = scrub(document(records, verdict))
+    atomic.write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+
+
+def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
+    """The verdict as plain data."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "exit_status": exit_status(records, verdict),
+        "run": _run(records, verdict),
+        "workload": verdict.workload,
+        "hardware": verdict.hardware,
+        "nodes": [_node(node) for node in verdict.nodes],
+        "counts": {"nodes": _node_counts(verdict), "checks": check_counts(verdict)},
+        "blame": [_blame(entry) for entry in verdict.blame],
+        "not_reported": [dataclasses.asdict(entry) for entry in verdict.not_reported],
+        "faults": [dataclasses.asdict(fault) for fault in verdict.faults],
+        "waits": waits(records),
+    }
+
+
+def check_counts(verdict: RunVerdict) -> dict[str, int]:
+    """How many checks were planned, how many ended in what, and how many said nothing for a node."""
+    counts = {outcome.value: verdict.outcomes.get(outcome, 0) for outcome in Outcome}
+    return {"planned": verdict.planned or 0, **counts, "not reported": len(verdict.not_reported)}
+
+
+def waits(records: Sequence[Record]) -> list[dict[str, object]]:
+    """What the run spent time on besides measuring: the start of each job."""
+    jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
+    return [
+        {"for": f"the start of job {job.id}", "nodes": job.nodes, "seconds": job.start_seconds}
+        for job in jobs.values()
+        if job.start_seconds is not None
+    ]
+
+
+def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
+    run = head(records)
+    end = next((record for record in records if isinstance(record, EndRecord)), None)
+    return {
+        "id": verdict.run_id,
+        "started": run.started if run else "",
+        "ended": end.ended if end else "",
+        "seconds": end.seconds if end else None,
+        "controller": run.controller if run else "",
+        "command": run.command if run else (),
+        "partial": bool(verdict.selection),
+        "selection": verdict.selection,
+        "cut_short": verdict.cut_short,
+        "refusals": verdict.refusals,
+        "notes": run.notes if run else (),
+        "versions": run.versions if run else {},
+    }
+
+
+def _node(node: NodeVerdict) -> dict[str, object]:
+    return {
+        "node": node.node,
+        "verdict": node.standing,
+        "reason": node.reason,
+        "checks": node.checks,
+        "hosts_line": node.host_line,
+    }
+
+
+def _node_counts(verdict: RunVerdict) -> dict[str, int]:
+    return {standing.value: len(verdict.standing(standing)) for standing in Standing}
+
+
+def _blame(entry: Blamed) -> dict[str, object]:
+    return {"check": entry.check, **dataclasses.asdict(entry.blame)}

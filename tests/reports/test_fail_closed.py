@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from reports.record import (
+    BlameKind,
+    CheckRecord,
+    EndRecord,
+    NodeRecord,
+    Outcome,
+    PlanRecord,
+    Record,
+    RunRecord,
+)
+from reports.verdict import Standing, decide
+from tests.reports import making
+from tests.reports.making import (
+    ALL_ACCEPTED,
+    NEITHER,
+    PAIR,
+    blame,
+    check,
+    green,
+    green_checks,
+    journal_of,
+    node,
+    standings,
+    status,
+    with_pair,
+)
+
+
+def spoil_twice(records: list[Record]) -> None:
+    records.insert(-1, check(PAIR))
+
+
+def spoil_unplanned(records: list[Record]) -> None:
+    records.insert(-1, check("suites/x.py::test_stray"))
+
+
+def spoil_stranger(records: list[Record]) -> None:
+    records[-2] = check(PAIR, (*making.NODES, "gpu03"))
+
+
+def spoil_two_plans(records: list[Record]) -> None:
+    records[1:2] = [making.plan(*green_checks()[:2]), making.plan(*green_checks()[2:])]
+
+
+def spoil_planned_twice(records: list[Record]) -> None:
+    records[1] = making.plan(*green_checks(), green_checks()[2])
+
+
+def spoil_hollow(records: list[Record]) -> None:
+    records[-2] = check(PAIR, judgements=())
+
+
+def spoil_contradiction(records: list[Record]) -> None:
+    failed = replace(making.GREEN, outcome=Outcome.FAIL)
+    records[-2] = check(PAIR, judgements=(making.GREEN, failed))
+
+
+def spoil_not_a_number(records: list[Record]) -> None:
+    records[-2] = check(PAIR, judgements=(replace(making.GREEN, value=math.nan),))
+
+
+def spoil_no_value(records: list[Record]) -> None:
+    records[-2] = check(PAIR, judgements=(replace(making.GREEN, value=None),))
+
+
+def spoil_blamed_pass(records: list[Record]) -> None:
+    records[-2] = check(PAIR, blame=(blame(BlameKind.NIC, "gpu01"),))
+
+
+def spoil_blame_elsewhere(records: list[Record]) -> None:
+    records[-2] = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.NODE, "gpu09"),))
+
+
+def spoil_reasonless_absence(records: list[Record]) -> None:
+    records[-2] = check(PAIR, outcome=Outcome.NOT_APPLICABLE, reason=" ")
+
+
+SPOILERS = [value for name, value in list(globals().items()) if name.startswith("spoil_")]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__.removeprefix("spoil_"))
+def test_a_report_that_cannot_be_believed_is_an_error(spoil: Callable[[list[Record]], None]) -> None:
+    records = green()
+    spoil(records)
+    verdict = decide(records)
+    assert verdict.faults
+    assert making.nobody_accepted(records)
+    assert not verdict.standing(Standing.REJECTED)
+    assert status(records) == 2
+
+
+def without(kind: type[Record]) -> list[Record]:
+    return [record for record in green() if not isinstance(record, kind)]
+
+
+CUT_SHORT = {
+    "no records": [],
+    "no head": without(RunRecord),
+    "no plan": without(PlanRecord),
+    "no end": without(EndRecord),
+    "said so": [*green()[:-1], making.end(cut_short="SIGTERM")],
+    "said so twice": [*green(), making.end(cut_short="torn")],
+    "two ends": [*green(), making.end()],
+    "goes on": [*green(), NodeRecord("gpu01", "ready")],
+    "interrupted": [*green()[:-1], making.end(pytest_status=2)],
+    "internal error": [*green()[:-1], making.end(pytest_status=3)],
+}
+
+
+@pytest.mark.parametrize("name", CUT_SHORT)
+def test_a_run_that_was_cut_short_accepts_nobody(name: str) -> None:
+    records = CUT_SHORT[name]
+    assert making.nobody_accepted(records)
+    assert decide(records).cut_short
+    assert status(records) == 2
+
+
+def test_a_run_cut_short_says_why_for_each_node() -> None:
+    assert "SIGTERM" in node(CUT_SHORT["said so"], "gpu01").reason
+
+
+def test_pytest_failing_without_a_failed_check_accepts_nobody() -> None:
+    records = journal_of(*green_checks(), status=1)
+    assert standings(records) == NEITHER
+    assert status(records) == 2
+
+
+@pytest.mark.parametrize("hardware", ["none", ""])
+def test_without_a_hardware_file_nobody_is_accepted(hardware: str) -> None:
+    records = journal_of(*green_checks(), head=making.run(hardware=hardware))
+    assert standings(records) == NEITHER
+    assert status(records) == 2
+
+
+def test_hardware_that_no_file_knows_is_not_accepted() -> None:
+    records = journal_of(*green_checks(), head=making.run(hardware="auto"))
+    assert standings(records) == ALL_ACCEPTED
+    assert decide(records).hardware == "h100"
+    records[3] = NodeRecord("gpu02", "ready", hardware="")
+    assert standings(records) == {"gpu01": "accepted", "gpu02": "unproven"}
+
+
+def test_a_node_that_the_hosts_do_not_name_is_not_accepted() -> None:
+    records = journal_of(*green_checks(), head=making.run(nodes=["gpu01"]))
+    assert standings(records) == {"gpu01": "accepted", "gpu02": "unproven"}
+
+
+def selected(*checks: CheckRecord) -> list[Record]:
+    return journal_of(*checks, head=making.run(selection="-k busbw"))
+
+
+def test_a_selection_accepts_nobody_and_ends_as_pytest_would() -> None:
+    assert standings(selected(*green_checks())) == NEITHER
+    assert "-k busbw" in node(selected(*green_checks()), "gpu01").reason
+    assert status(selected(*green_checks())) == 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
+def test_a_selection_with_a_red_check_ends_with_1(outcome: Outcome) -> None:
+    assert status(selected(check(PAIR, outcome=outcome))) == 1
+
+
+def test_a_selection_in_which_a_check_is_silent_ends_with_1() -> None:
+    silent = check(PAIR)
+    assert status([record for record in selected(*green_checks()[:2], silent) if record is not silent]) == 1
+
+
+def test_a_selection_that_was_cut_short_ends_with_2() -> None:
+    assert status(selected(check(PAIR, outcome=Outcome.FAIL))[:-1]) == 2
+
+
+@pytest.mark.parametrize("selection", ["", "-k nothing"])
+def test_nothing_collected_is_5_even_when_cut_short(selection: str) -> None:
+    records: list[Record] = [making.run(selection=selection), PlanRecord(()), making.end(pytest_status=5)]
+    assert status(records) == 5
+    assert status(records[:-1]) == 5
+    assert "nothing was planned" in decide(records).refusals
+    assert making.nobody_accepted(records)
+
+
+def test_cut_short_comes_before_rejected() -> None:
+    assert status(with_pair(Outcome.FAIL, blame(BlameKind.NODE, "gpu02"))[:-1]) == 2

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from reports import html, plots, provenance
+from reports.record import BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
+from reports.verdict import decide
+from tests.reports import making
+from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
+
+VOID = {"meta", "link", "img", "br", "hr"}
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e"
+
+
+class Reader(HTMLParser):
+    """Collects tags and attributes, and insists that every element is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attributes}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def values(self, name: str) -> Iterator[str]:
+        yield from (attributes[name] for _, attributes in self.tags if name in attributes)
+
+
+def sweep(peak: float) -> dict[str, object]:
+    entries = [
+        {"size_bytes": 2**power, "busbw_gigabytes_per_s": peak * power / 30, "latency_us": 9.0, "samples": 20}
+        for power in range(10, 31, 2)
+    ]
+    return {"sweep": entries, "collective": "all_reduce", "path": "network"}
+
+
+def slow() -> CheckRecord:
+    failed = Judgement(
+        "busbw", Outcome.FAIL, "150 GB/s at 1 GiB, asked 340", 150.0, "GB/s", ">= 340 GB/s", 340.0, "a paper",
+        {"size": 2**30},
+    )  # fmt: skip
+    return check(
+        PAIR,
+        outcome=Outcome.FAIL,
+        reason="150 GB/s at 1 GiB is 56 % below the limit",
+        detail="the long story",
+        judgements=(failed,),
+        blame=(blame(BlameKind.NIC, "gpu02"),),
+        recorded=sweep(150.0),
+        attachments=("logs/gpu02 rank:0.txt", "logs/gone.txt"),
+    )
+
+
+def rich() -> list[Record]:
+    absent = check("suites/x.py::test_fp8", outcome=Outcome.NOT_APPLICABLE, reason="gloo has no fp8")
+    records = journal_of(*green_checks()[:2], slow(), absent)
+    records.insert(-1, NodeRecord("gpu02", "lost", "its channel closed"))
+    return records
+
+
+def page(records: list[Record], directory: Path) -> str:
+    (directory / "logs").mkdir(exist_ok=True)
+    (directory / "logs/gpu02 rank:0.txt").touch()
+    for name in ("junit.xml", "verdict.json"):
+        (directory / name).touch()
+    html.write(directory, records, decide(records))
+    return (directory / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("report")
+    page(rich(), directory)
+    return directory
+
+
+def test_nothing_in_the_page_needs_more_than_the_policy_allows(drawn: Path) -> None:
+    """`default-src 'none'; img-src 'self'; style-src 'self'`."""
+    reader = Reader((drawn / "report.html").read_text())
+    assert not {tag for tag, _ in reader.tags} & {
+        "script",
+        "style",
+        "iframe",
+        "object",
+        "embed",
+        "svg",
+        "form",
+    }
+    names = {name for _, attributes in reader.tags for name in attributes}
+    assert "style" not in names
+    assert not [name for name in names if name.startswith("on")]
+    for address in (*reader.values("src"), *reader.values("href")):
+        assert not re.match(r"[a-z]+:|//", address, re.IGNORECASE), address
+
+
+def test_every_file_that_the_page_names_exists(drawn: Path) -> None:
+    reader = Reader((drawn / "report.html").read_text())
+    addresses = {*reader.values("src"), *reader.values("href")}
+    assert {
+        "report.css",
+        "junit.xml",
+        "./logs/gpu02%20rank%3A0.txt",
+        "plots/all-reduce-network.svg",
+    } <= addresses
+    for address in addresses:
+        if not address.startswith("#"):
+            assert (drawn / unquote(address)).is_file(), address
+
+
+def test_every_place_that_the_page_points_at_exists_once(drawn: Path) -> None:
+    reader = Reader((drawn / "report.html").read_text())
+    places = list(reader.values("id"))
+    assert len(places) == len(set(places))
+    assert {address[1:] for address in reader.values("href") if address.startswith("#")} <= set(places)
+
+
+def test_the_style_sheet_fetches_nothing(drawn: Path) -> None:
+    assert not re.search(r"url\(|@import|data:", (drawn / "report.css").read_text())
+
+
+def test_the_answer_comes_first_then_gaps_then_trouble_then_tables(drawn: Path) -> None:
+    text = (drawn / "report.html").read_text()
+    order = ["answer", "gaps", "trouble", "curves", "checks", "provenance"]
+    places = [text.index(f'<section id="{name}">') for name in order]
+    assert places == sorted(places)
+
+
+def test_the_bad_node_is_the_first_one_named(drawn: Path) -> None:
+    text = (drawn / "report.html").read_text()
+    assert text.index("gpu02") < text.index("gpu01")
+    assert text.index(">rejected<") < text.index("gpu02")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "150 GB/s at 1 GiB is 56 % below the limit",
+        "the nic of gpu02 is to blame",
+        "the long story",
+        "-55.9 %",
+        "a paper",
+        "gloo has no fp8",
+        "its channel closed",
+        "NCCL_DEBUG=INFO",
+    ],
+)
+def test_the_evidence_is_there(drawn: Path, words: str) -> None:
+    assert words in (drawn / "report.html").read_text()
+
+
+def test_states_are_words_and_not_only_colours(drawn: Path) -> None:
+    badges = re.findall(r'class="badge (\w+)">([^<]+)<', (drawn / "report.html").read_text())
+    assert badges
+    assert all(word.replace("/", "") == name for name, word in badges)
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    hosts = {"gpu01": "gpu01", EVIL: EVIL}
+    failed = check(
+        EVIL, [EVIL], Outcome.FAIL, reason=EVIL, detail=EVIL, attachments=(EVIL, "../../etc/passwd")
+    )
+    fact = NodeRecord(EVIL, EVIL, EVIL, EVIL, {EVIL: EVIL})
+    records = journal_of(failed, head=making.run(hosts=hosts, notes=(EVIL,), versions={EVIL: EVIL}))
+    text = page([*records[:-1], fact, records[-1]], tmp_path)
+    tags = {tag for tag, _ in Reader(text).tags}
+    assert not tags & {"script", "img"}
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize("records", [[], [making.run()], rich()[:-1]], ids=["nothing", "head", "killed"])
+def test_half_a_run_has_a_page_that_says_so(tmp_path: Path, records: list[Record]) -> None:
+    text = page(records, tmp_path)
+    Reader(text)
+    assert "This run accepts nobody." in text
+    assert "cut short" in text
+
+
+def test_many_nodes_with_one_reason_are_one_row(tmp_path: Path) -> None:
+    names = [f"gpu{number:02d}" for number in range(1, 65)]
+    records: list[Record] = [making.run(nodes=names), making.plan(check(PAIR, names))]
+    text = page(records, tmp_path)
+    assert text.count('<tr class="unproven">') == 1
+    assert "gpu[01-64]" in text
+
+
+def test_checks_that_ended_alike_are_told_once(tmp_path: Path) -> None:
+    checks = [check(f"t.py::test_{n}", ["gpu01"], Outcome.UNCHECKED, reason="no route") for n in range(5)]
+    assert page(journal_of(*checks), tmp_path).count("<article") == 1
+
+
+def test_a_picture_needs_no_style_and_shows_the_failed_curve(drawn: Path) -> None:
+    root = ET.parse(drawn / "plots/all-reduce-network.svg").getroot()  # noqa: S314 - ours
+    assert not any("style" in element.attrib or element.tag.endswith("style") for element in root.iter())
+    assert any(element.get("stroke") == "#c0342b" for element in root.iter())
+    assert root.get("stroke-linejoin") == "round"
+
+
+def test_the_same_journal_gives_the_same_picture(tmp_path: Path) -> None:
+    texts = []
+    for _ in range(2):
+        [plot] = plots.draw([slow()], tmp_path)
+        texts.append((tmp_path / plot.file).read_bytes())
+    assert texts[0] == texts[1]
+    assert plot.text == "1 sweep; at the largest size 150 GB/s (gpu[01-02])"
+
+
+BAD_SWEEPS: list[object] = [
+    None,
+    "text",
+    [],
+    [1, None],
+    [{"size_bytes": 0, "busbw_gigabytes_per_s": 1.0}],
+    [{"size_bytes": 8, "busbw_gigabytes_per_s": "NaN"}],
+    [{"size_bytes": 8, "busbw_gigabytes_per_s": float("inf")}],
+    [{"busbw_gigabytes_per_s": 1.0}],
+]
+
+
+@pytest.mark.parametrize("entries", BAD_SWEEPS, ids=str)
+def test_a_sweep_without_points_has_no_picture(tmp_path: Path, entries: object) -> None:
+    assert plots.draw([check(PAIR, recorded={"sweep": entries})], tmp_path) == []
+
+
+def test_a_picture_cannot_be_written_elsewhere(tmp_path: Path) -> None:
+    recorded = {**sweep(1.0), "collective": "../../etc", "path": "/abs"}
+    [plot] = plots.draw([check(PAIR, recorded=recorded)], tmp_path)
+    assert plot.file == "plots/etc-abs.svg"
+
+
+def test_facts_in_which_nodes_differ_are_set_apart() -> None:
+    nodes = [NodeRecord(n, "ready", facts={"driver": "570", "bios": n, "nics": [1, 2]}) for n in making.NODES]
+    found = provenance.compare([*nodes, NodeRecord("gpu03", "unreachable")])
+    assert found.common == {"driver": "570", "nics": "[1, 2]"}
+    assert found.own == {"gpu01": {"bios": "gpu01"}, "gpu02": {"bios": "gpu02"}, "gpu03": {}}
+
+
+def test_an_unknown_attachment_is_named_but_not_linked(drawn: Path) -> None:
+    text = (drawn / "report.html").read_text()
+    assert "logs/gone.txt" in text
+    assert 'href="./logs/gone.txt"' not in text
+
+
+def test_a_single_check_links_to_where_it_is_told(drawn: Path) -> None:
+    text = (drawn / "report.html").read_text()
+    place = re.search(rf'href="#(check-\d+)">{re.escape(PAIR)}', text)
+    assert place
+    assert f'id="{place[1]}"' in text[text.index('<section id="trouble">') :]
+    assert alone("gpu01") not in text.split('<section id="gaps">')[0]

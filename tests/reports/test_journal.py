@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reports import journal as journal_module
+from reports.clean import scrub
+from reports.codec import TYPES, decode, encode
+from reports.journal import Journal, JournalError, read, scan
+from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
+from tests.reports import making
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+JUDGEMENTS = st.builds(
+    Judgement,
+    metric=ANY_TEXT,
+    outcome=st.sampled_from(Outcome),
+    sentence=ANY_TEXT,
+    value=st.none() | st.floats(),
+    case=st.dictionaries(ANY_TEXT, ANY_TEXT | st.integers(), max_size=3),
+)
+BLAMES = st.builds(
+    Blame,
+    kind=st.sampled_from(BlameKind),
+    nodes=st.lists(ANY_TEXT, max_size=2).map(tuple),
+    sentence=ANY_TEXT,
+    rank=st.none() | st.integers(),
+    device=st.none() | ANY_TEXT,
+)
+CHECKS = st.builds(
+    CheckRecord,
+    id=ANY_TEXT,
+    suite=ANY_TEXT,
+    name=ANY_TEXT,
+    nodes=st.lists(ANY_TEXT, max_size=3).map(tuple),
+    outcome=st.sampled_from(Outcome),
+    reason=ANY_TEXT,
+    detail=ANY_TEXT,
+    judgements=st.lists(JUDGEMENTS, max_size=2).map(tuple),
+    blame=st.lists(BLAMES, max_size=2).map(tuple),
+    recorded=st.dictionaries(ANY_TEXT, ANYTHING, max_size=2),
+    measurement=st.dictionaries(ANY_TEXT, ANYTHING, max_size=2),
+    seconds=st.floats(),
+)
+
+
+def test_every_record_comes_back_as_it_went(tmp_path: Path) -> None:
+    assert read(making.save(making.green(), tmp_path)) == making.green()
+
+
+@settings(deadline=None)
+@given(CHECKS)
+def test_any_text_comes_back_clean_and_nothing_else_is_lost(record: CheckRecord) -> None:
+    line = json.dumps(encode(record), allow_nan=False)
+    assert encode(decode(json.loads(line))) == {"type": "check", **scrub(record)}  # type: ignore[dict-item]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(st.lists(CHECKS, max_size=4))
+def test_a_journal_of_any_texts_is_read_back_whole(tmp_path: Path, checks: list[CheckRecord]) -> None:
+    path = making.save([making.run(), *checks], tmp_path)
+    assert [encode(record) for record in read(path)[1:]] == [encode(check) for check in checks]
+    assert all(line.isascii() for line in path.read_bytes().splitlines())
+
+
+def test_not_a_number_survives_as_such(tmp_path: Path) -> None:
+    judged = Judgement("busbw", Outcome.UNCHECKED, "no number", math.nan, limit_value=math.inf)
+    made = making.check("x", judgements=(judged,), measurement={"seconds": [math.nan]})
+    found = read(making.save([making.run(), made], tmp_path))[1]
+    assert isinstance(found, CheckRecord)
+    assert math.isnan(found.judgements[0].value or 0.0)
+    assert found.judgements[0].limit_value == math.inf
+    assert found.measurement == {"seconds": ["NaN"]}
+
+
+def test_a_finished_check_is_on_disk_before_the_next_line_of_code(tmp_path: Path) -> None:
+    """The writer is killed the hard way right after `write` returned."""
+    program = """
+import os, signal, sys
+from reports.journal import Journal
+from tests.reports import making
+journal = Journal(sys.argv[1])
+journal.write(making.run())
+journal.write(making.check("finished"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "results.jsonl"
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], cwd=Path.cwd(), check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found = read(path)[1]
+    assert isinstance(found, CheckRecord)
+    assert found.id == "finished"
+
+
+def test_a_torn_last_line_is_reported_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = making.save([making.run(), making.check("x")], tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    *kept, last = read(path)
+    assert kept == [making.run()]
+    assert isinstance(last, EndRecord)
+    assert "line 2" in last.cut_short
+    assert "torn" in last.cut_short
+
+
+def mangled(record: Record, **changes: Any) -> str:
+    return json.dumps({**encode(record), **changes})
+
+
+BAD_LINES = {
+    "no JSON": "{oops",
+    "not an object": "[1]",
+    "empty": "",
+    "a bare NaN": '{"type": NaN}',
+    "unknown record type 'czech'": '{"type": "czech"}',
+    "unknown record type None": "{}",
+    "schema 2": mangled(making.run(), schema=2),
+    "unknown field colour": mangled(making.end(), colour="red"),
+    "missing field outcome": json.dumps(
+        {name: value for name, value in encode(making.check("x")).items() if name != "outcome"}
+    ),
+    "is none of pass, fail, unchecked, n/a": mangled(making.check("x"), outcome="passed"),
+    "check.nodes: expected a list": mangled(making.check("x"), nodes="gpu01"),
+    "check.seconds: expected a number": mangled(making.check("x"), seconds="long"),
+    "end.pytest_status: expected a whole number": mangled(making.end(), pytest_status=True),
+    "check.recorded: expected an object": mangled(making.check("x"), recorded=[]),
+    "a second run record": mangled(making.run()),
+}
+
+
+@pytest.mark.parametrize(("fault", "line"), BAD_LINES.items())
+def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, fault: str, line: str) -> None:
+    path = making.save([making.run()], tmp_path)
+    path.write_text(f"{path.read_text()}{line}\n{mangled(making.end())}\n")
+    with pytest.raises(JournalError, match="line 2: ") as caught:
+        read(path)
+    assert len(caught.value.faults) == 1
+    if (
+        "expected" in fault
+        or "field" in fault
+        or "record" in fault
+        or "none of" in fault
+        or "schema" in fault
+    ):
+        assert fault in str(caught.value)
+    assert [type(record).__name__ for record in scan(path).records][:1] == ["RunRecord"]
+
+
+def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
+    path = making.save([making.run()], tmp_path)
+    path.write_text(path.read_text() + "x\n" * 30)
+    with pytest.raises(JournalError, match="and 10 more") as caught:
+        read(path)
+    assert len(caught.value.faults) == 30
+
+
+def test_a_journal_without_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="line 1: a journal begins with a run record"):
+        read(making.save([making.end()], tmp_path))
+
+
+def test_an_empty_journal_has_no_records(tmp_path: Path) -> None:
+    assert read(making.save([], tmp_path)) == []
+
+
+def test_a_new_journal_forgets_the_old_one(tmp_path: Path) -> None:
+    making.save(making.green(), tmp_path)
+    assert read(making.save([making.run()], tmp_path)) == [making.run()]
+
+
+def test_samples_can_be_left_behind(tmp_path: Path) -> None:
+    path = making.save([making.run(), making.check("x", measurement={"ranks": [1, 2]})], tmp_path)
+    light = scan(path, measurements=False).records[1]
+    assert isinstance(light, CheckRecord)
+    assert "ranks" not in light.measurement
+    assert light.measurement
+
+
+def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with Journal(path) as journal:
+        journal.write(making.run())
+        writers = [
+            threading.Thread(target=journal.write, args=(making.check(f"check {number}", detail="x" * 9999),))
+            for number in range(20)
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    assert len(read(path)) == 21
+
+
+def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_then_full(file: int, data: bytes) -> None:
+        os.write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "results.jsonl"
+    with Journal(path) as journal:
+        journal.write(making.run())
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "_write_all", half_then_full)
+            with pytest.raises(OSError, match="No space left"):
+                journal.write(making.check("lost"))
+        journal.write(making.end())
+    assert read(path) == [making.run(), making.end()]
+
+
+def test_a_closed_journal_refuses_records(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.close()
+    journal.close()
+    with pytest.raises(ValueError, match="after the journal was closed"):
+        journal.write(making.end())
+
+
+def test_every_record_type_has_a_name() -> None:
+    assert set(TYPES.values()) == set(Record.__args__)

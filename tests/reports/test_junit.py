@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import junitparser.xunit2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reports import junit, junit_text
+from reports.record import BlameKind, Judgement, Outcome, Record
+from reports.verdict import decide
+from tests.reports import making
+from tests.reports.making import PAIR, alone, blame, check, green, green_checks, journal_of
+
+
+def parse(path: Path) -> ET.Element:
+    return ET.parse(path).getroot()  # noqa: S314 - written a line above
+
+
+def report(records: list[Record], directory: Path) -> dict[tuple[str, str], ET.Element]:
+    junit.write(directory / "junit.xml", records, decide(records))
+    cases = parse(directory / "junit.xml").iter("testcase")
+    return {(case.get("classname", ""), case.get("name", "")): case for case in cases}
+
+
+def verdicts(case: ET.Element) -> list[str]:
+    return [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+
+
+def only(case: ET.Element, tag: str) -> ET.Element:
+    assert verdicts(case) == [tag]
+    child = case.find(tag)
+    assert child is not None
+    return child
+
+
+def pair(outcome: Outcome, **changes: object) -> list[Record]:
+    changed = {"outcome": outcome, **changes}
+    return journal_of(*green_checks()[:2], check(PAIR, **changed))  # type: ignore[arg-type]
+
+
+PAIR_CASE = ("suites.collectives.test_bandwidth", "test_busbw[all_reduce-network]")
+
+
+def test_a_green_run_has_a_case_per_check_per_node_and_for_itself(tmp_path: Path) -> None:
+    cases = report(green(), tmp_path)
+    assert list(cases) == [
+        ("shakedown.run", "complete"),
+        ("shakedown.nodes", "gpu01"),
+        ("shakedown.nodes", "gpu02"),
+        ("suites.nodes.test_inventory", "test_gpus[gpu01]"),
+        ("suites.nodes.test_inventory", "test_gpus[gpu02]"),
+        PAIR_CASE,
+    ]
+    assert not any(verdicts(case) for case in cases.values())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tag"),
+    [(Outcome.FAIL, "failure"), (Outcome.UNCHECKED, "error"), (Outcome.NOT_APPLICABLE, "skipped")],
+)
+def test_each_outcome_has_its_element_with_its_reason(tmp_path: Path, outcome: Outcome, tag: str) -> None:
+    found = only(report(pair(outcome, reason="it was slow", detail="stack\ntail"), tmp_path)[PAIR_CASE], tag)
+    assert found.get("message") == "it was slow"
+    assert "stack\ntail" in (found.text or "")
+
+
+def test_the_message_is_one_line_that_stands_alone(tmp_path: Path) -> None:
+    case = report(pair(Outcome.FAIL, reason="\n  slow by half\nassert 1 == 2"), tmp_path)[PAIR_CASE]
+    assert only(case, "failure").get("message") == "slow by half"
+
+
+def test_a_red_check_without_a_reason_still_has_a_message(tmp_path: Path) -> None:
+    case = report(pair(Outcome.UNCHECKED, reason=""), tmp_path)[PAIR_CASE]
+    assert "gave no reason" in only(case, "error").get("message", "")
+
+
+def test_nodes_are_cases(tmp_path: Path) -> None:
+    guilty = blame(BlameKind.NIC, "gpu02")
+    cases = report(pair(Outcome.FAIL, blame=(guilty,)), tmp_path)
+    assert "gpu02 is rejected: " in only(cases["shakedown.nodes", "gpu02"], "failure").get("message", "")
+    assert "gpu01 is unproven: " in only(cases["shakedown.nodes", "gpu01"], "error").get("message", "")
+    assert only(cases[PAIR_CASE], "failure").get("type") == "nic"
+    assert PAIR in (only(cases["shakedown.nodes", "gpu02"], "failure").text or "")
+
+
+def test_what_never_reported_is_an_error_under_the_name_it_would_have_had(tmp_path: Path) -> None:
+    records = [record for record in green() if getattr(record, "id", "") != PAIR]
+    found = only(report(records, tmp_path)[PAIR_CASE], "error")
+    assert "never reported" in found.get("message", "")
+    assert "gpu01, gpu02" in found.get("message", "")
+
+
+def test_a_run_cut_short_is_an_error(tmp_path: Path) -> None:
+    records = [*green()[:-1], making.end(cut_short="SIGTERM")]
+    found = only(report(records, tmp_path)["shakedown.run", "complete"], "error")
+    assert found.get("message") == "the run was cut short (SIGTERM)"
+
+
+@pytest.mark.parametrize("records", [[], [making.run()], green()[:-1]], ids=["nothing", "head", "no end"])
+def test_half_a_run_is_red(tmp_path: Path, records: list[Record]) -> None:
+    report(records, tmp_path)
+    assert int(parse(tmp_path / "junit.xml").get("errors", "0")) >= 1
+
+
+def test_a_selection_is_no_green_file(tmp_path: Path) -> None:
+    cases = report(journal_of(*green_checks(), head=making.run(selection="-k x")), tmp_path)
+    assert only(cases["shakedown.run", "complete"], "error").get("type") == "partial"
+    assert only(cases["shakedown.nodes", "gpu01"], "error").get("type") == "unproven"
+
+
+def properties(case: ET.Element) -> dict[str, str]:
+    return {entry.get("name", ""): entry.get("value", "") for entry in case.iter("property")}
+
+
+def test_a_check_carries_value_limit_unit_hosts_and_source(tmp_path: Path) -> None:
+    found = properties(report(green(), tmp_path)[PAIR_CASE])
+    assert found["hosts"] == "gpu01, gpu02"
+    assert found["busbw"] == "361.2"
+    assert found["busbw.limit"] == ">= 340 GB/s"
+    assert found["busbw.limit_value"] == "340"
+    assert found["busbw.unit"] == "GB/s"
+    assert found["busbw.source"] == "a paper"
+
+
+def test_judgements_of_one_metric_are_told_apart(tmp_path: Path) -> None:
+    sizes = [Judgement("busbw", Outcome.PASS, "", float(size), case={"size": size}) for size in (8, 16)]
+    twins = [Judgement("wrong", Outcome.PASS, "", 0.0), Judgement("wrong", Outcome.PASS, "", 0.0)]
+    found = properties(report(pair(Outcome.PASS, judgements=(*sizes, *twins)), tmp_path)[PAIR_CASE])
+    assert {"busbw@8", "busbw@16", "wrong", "wrong#2"} <= set(found)
+
+
+def test_the_run_carries_workload_hardware_and_versions(tmp_path: Path) -> None:
+    head = making.run(versions={"hardware sha256": "9f0c"}, notes=("read me",))
+    report(journal_of(*green_checks(), head=head), tmp_path)
+    block = parse(tmp_path / "junit.xml").find("testsuite/properties")
+    assert block is not None
+    found = properties(block)
+    assert (found["workload"], found["hardware"], found["run"]) == ("dense", "h100", "r1")
+    assert found["version.hardware sha256"] == "9f0c"
+    assert found["note.1"] == "read me"
+
+
+def test_attachments_come_last_and_fit_what_jenkins_keeps(tmp_path: Path) -> None:
+    files = tuple(f"logs/gpu01-{number:03d}.txt" for number in range(100))
+    output = report(pair(Outcome.PASS, attachments=files), tmp_path)[PAIR_CASE].findtext("system-out") or ""
+    *_, last = output.splitlines()
+    assert re.fullmatch(r"\[\[ATTACHMENT\|/.*/logs/gpu01-\d+\.txt\]\]", last)
+    block = output[output.index("[[") :]
+    assert len(block) <= 500
+    assert "more files are in the report directory" in output
+
+
+def test_a_failing_check_keeps_all_its_attachments(tmp_path: Path) -> None:
+    files = tuple(f"logs/gpu01-{number:03d}.txt" for number in range(100))
+    output = report(pair(Outcome.FAIL, attachments=files), tmp_path)[PAIR_CASE].findtext("system-out") or ""
+    assert output.count("[[ATTACHMENT|") == 100
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../../secret", "logs/x]]\n[[ATTACHMENT|/etc/passwd"])
+def test_attachments_stay_below_the_report(tmp_path: Path, path: str) -> None:
+    output = report(pair(Outcome.FAIL, attachments=(path,)), tmp_path)[PAIR_CASE].findtext("system-out") or ""
+    assert "ATTACHMENT" not in output
+
+
+def test_the_counters_are_right_and_times_are_plain_decimals(tmp_path: Path) -> None:
+    checks = [
+        check(alone("gpu01"), ["gpu01"], Outcome.FAIL, seconds=0.00001),
+        check(alone("gpu02"), ["gpu02"], Outcome.UNCHECKED, seconds=math.nan),
+        check(PAIR, outcome=Outcome.NOT_APPLICABLE, seconds=1e9),
+    ]
+    cases = report(journal_of(*checks), tmp_path)
+    for element in (parse(tmp_path / "junit.xml"), parse(tmp_path / "junit.xml")[0]):
+        assert element.get("tests") == str(len(cases)) == "6"
+        assert element.get("failures") == "2"  # the check and its node
+        assert element.get("errors") == "2"
+        assert element.get("skipped") == "1"
+    times = [
+        element.get("time", "")
+        for element in parse(tmp_path / "junit.xml").iter()
+        if "time" in element.attrib
+    ]
+    assert all(re.fullmatch(r"\d+\.\d{3}", time) for time in times)
+
+
+def test_junitparser_reads_the_same(tmp_path: Path) -> None:
+    report(pair(Outcome.FAIL, reason="slow"), tmp_path)
+    suites = junitparser.xunit2.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    [suite] = list(suites)
+    cases = list(suite)
+    assert suite.tests == len(cases) == 6
+    assert suite.failures == sum(case.is_failure for case in cases) == 1
+    assert suite.errors == sum(case.is_error for case in cases) == 2
+    assert suite.timestamp == "2026-11-20T14:12:03+00:00"
+
+
+def test_a_tombstone_is_red_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "junit.xml"
+    junit.tombstone(path, "started at noon")
+    [case] = list(parse(path).iter("testcase"))
+    message = only(case, "error").get("message", "")
+    assert message == "the run ended without writing its report: started at noon"
+    assert parse(path).get("errors") == "1"
+
+
+def test_a_tombstone_has_the_name_of_the_run_itself(tmp_path: Path) -> None:
+    """So that Jenkins has one history for it, red or green."""
+    junit.tombstone(tmp_path / "junit.xml", "")
+    [case] = list(parse(tmp_path / "junit.xml").iter("testcase"))
+    assert (case.get("classname"), case.get("name")) in report(green(), tmp_path)
+
+
+ILLEGAL = st.text(st.characters(exclude_categories=()), max_size=40)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(ILLEGAL, ILLEGAL, ILLEGAL, st.sampled_from(Outcome))
+def test_no_text_can_break_the_xml(tmp_path: Path, name: str, text: str, kind: str, outcome: Outcome) -> None:
+    made = check(
+        PAIR,
+        outcome=outcome,
+        name=name,
+        suite=kind,
+        reason=text,
+        detail=text,
+        attachments=(text,),
+        properties={name: text},
+        judgements=(Judgement(kind, Outcome.PASS, text, 1.0, kind, text),),
+    )
+    records: list[Record] = [making.run(run_id=text, notes=(text,)), making.plan(made), made, making.end()]
+    junit.write(tmp_path / "junit.xml", records, decide(records))
+    junit.tombstone(tmp_path / "tombstone.xml", text)
+    assert len(list(parse(tmp_path / "junit.xml").iter("testcase"))) >= 4
+    assert parse(tmp_path / "tombstone.xml").get("errors") == "1"
+    junitparser.xunit2.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+
+
+def test_no_secret_reaches_the_xml(tmp_path: Path) -> None:
+    report(pair(Outcome.FAIL, detail="HF_TOKEN=hunter2", properties={"x": "MY_SECRET=hunter2"}), tmp_path)
+    assert "hunter2" not in (tmp_path / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("check_id", "names"),
+    [
+        ("suites/nodes/test_a.py::test_b[x]", ("suites.nodes.test_a", "test_b[x]")),
+        ("suites/test_a.py::TestC::test_b[a::b/c.py]", ("suites.test_a.TestC", "test_b[a::b/c.py]")),
+        ("no node id", ("shakedown.checks", "no node id")),
+    ],
+)
+def test_ids_are_split_as_pytest_does(check_id: str, names: tuple[str, str]) -> None:
+    assert junit_text.split_id(check_id) == names
+
+
+def test_the_time_of_a_killed_run_is_the_time_of_its_checks(tmp_path: Path) -> None:
+    report(green()[:-1], tmp_path)
+    assert parse(tmp_path / "junit.xml").get("time") == "0.750"

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from reports import html, render
+from reports.__main__ import main
+from reports.journal import read
+from reports.record import BlameKind, Outcome
+from reports.verdict import Standing, decide, exit_status
+from tests.reports import making
+from tests.reports.making import PAIR, blame, check, green, green_checks, journal_of
+
+EVERYTHING = {
+    "junit.xml",
+    "verdict.json",
+    "accepted.txt",
+    "rejected.txt",
+    "unproven.txt",
+    "report.html",
+    "report.css",
+}
+
+
+def hosts(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+def errors(path: Path) -> int:
+    return int(ET.parse(path).getroot().get("errors", "0"))  # noqa: S314 - written by render
+
+
+def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) -> None:
+    making.save(green(), tmp_path)
+    assert render.render(tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, "results.jsonl"}
+    assert hosts(tmp_path / "accepted.txt") == ["gpu01 slots=8", "gpu02 slots=8"]
+    assert errors(tmp_path / "junit.xml") == 0
+
+
+def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:
+    corrupt = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.WRONG_DATA, "gpu01"),))
+    making.save(journal_of(*green_checks()[:2], corrupt), tmp_path)
+    assert render.render(tmp_path) == 1
+    assert json.loads((tmp_path / "verdict.json").read_text())["exit_status"] == 1
+
+
+def test_a_journal_torn_at_any_byte_accepts_nobody(tmp_path: Path) -> None:
+    """What a SIGKILL or a power cut leaves: any beginning of the file but the whole of it."""
+    path = making.save(green(), tmp_path)
+    for length in reversed(range(path.stat().st_size)):
+        os.truncate(path, length)
+        records = render.load(path)
+        verdict = decide(records)
+        assert not verdict.standing(Standing.ACCEPTED), length
+        assert exit_status(records, verdict) == 2, length
+
+
+@pytest.mark.parametrize("length", [0, 1, 300, -1])
+def test_a_torn_journal_is_rendered_red(tmp_path: Path, length: int) -> None:
+    path = making.save(green(), tmp_path)
+    path.write_bytes(path.read_bytes()[:length])
+    assert render.render(tmp_path) == 2
+    assert errors(tmp_path / "junit.xml") >= 1
+    assert hosts(tmp_path / "accepted.txt") == []
+    assert {path.name for path in tmp_path.iterdir()} >= EVERYTHING
+
+
+@pytest.mark.parametrize("damage", ["oops\n", '{"type": "czech"}\n', "\n", "\x00\x00\n"])
+def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path, damage: str) -> None:
+    corrupt = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.WRONG_DATA, "gpu01"),))
+    path = making.save(journal_of(*green_checks()[:2], corrupt), tmp_path)
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text(first + damage + "".join(rest))
+    assert render.render(tmp_path) == 2
+    assert hosts(tmp_path / "rejected.txt") == ["gpu01 slots=8"]
+    assert hosts(tmp_path / "accepted.txt") == []
+    assert "damaged: line 2" in json.loads((tmp_path / "verdict.json").read_text())["run"]["cut_short"]
+
+
+def test_a_journal_of_another_schema_accepts_nobody(tmp_path: Path) -> None:
+    path = making.save(green(), tmp_path)
+    path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
+    assert render.render(tmp_path) == 2
+    assert hosts(tmp_path / "accepted.txt") == []
+
+
+def test_without_a_journal_everything_is_red(tmp_path: Path) -> None:
+    assert render.render(tmp_path) == 2
+    assert errors(tmp_path / "junit.xml") >= 1
+
+
+def test_a_page_that_cannot_be_drawn_costs_only_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(html, "write", broken)
+    making.save(green(), tmp_path)
+    assert render.render(tmp_path) == 0
+    assert errors(tmp_path / "junit.xml") == 0
+    assert "no fonts" in (tmp_path / "logs/report-html.txt").read_text()
+    assert "report.html could not be drawn" in capsys.readouterr().err
+
+
+def test_the_beginning_of_a_run_leaves_nothing_of_the_last_one(tmp_path: Path) -> None:
+    making.save(green(), tmp_path)
+    render.render(tmp_path)
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots/old.svg").touch()
+    render.begin(tmp_path, "started at noon")
+    assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
+    assert errors(tmp_path / "junit.xml") == 1
+    assert "started at noon" in (tmp_path / "junit.xml").read_text()
+
+
+def test_what_gates_nodes_is_written_before_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the list that hands nodes over after the lists that keep them back."""
+    order: list[str] = []
+    replace = os.replace
+
+    def note(source: str, target: Path) -> None:
+        order.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", note)
+    making.save(green(), tmp_path)
+    render.render(tmp_path)
+    assert order == [
+        "verdict.json",
+        "rejected.txt",
+        "unproven.txt",
+        "accepted.txt",
+        "junit.xml",
+        "report.css",
+        "report.html",
+    ]
+
+
+def test_the_command_renders_a_killed_run_again(tmp_path: Path) -> None:
+    path = making.save(green(), tmp_path)
+    path.write_bytes(path.read_bytes()[:-10])
+    command = [sys.executable, "-m", "reports", "render", str(tmp_path)]
+    ended = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "0 accepted, 0 rejected, 2 unproven" in ended.stdout
+    assert "cut short" in ended.stdout
+    assert errors(tmp_path / "junit.xml") >= 1
+
+
+def test_the_command_says_when_there_is_no_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", str(tmp_path)]) == 4
+    assert "holds no results.jsonl" in capsys.readouterr().err
+
+
+def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
+    making.save(green(), tmp_path)
+    render.render(tmp_path)
+    first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    render.render(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+    assert read(tmp_path / "results.jsonl") == green()
