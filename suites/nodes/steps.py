@@ -1,15 +1,20 @@
-"""What the ranks run for the node checks."""
+"""What the ranks run for the checks of single nodes."""
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
+from fixtures.remote.facts import rank_facts
 from fixtures.remote.steps import Context, step
 
 
 @step
-def presence(ctx: Context) -> dict[str, Any]:
-    """Nothing moves: each rank of the world says where it is, which costs what any warm case costs."""
-    return {"rank": ctx.rank, "size": ctx.size, "hostname": socket.gethostname(), "pid": os.getpid()}
+def present(ctx: Context) -> dict[str, Any]:
+    """Say who this rank is and what it runs with."""
+    return {
+        "size": ctx.size,
+        "backend": ctx.backend,
+        "local_rank": ctx.local_ranks[ctx.rank],
+        "device": str(ctx.device),
+        "facts": rank_facts(),
+    }

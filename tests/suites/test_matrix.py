@@ -1,0 +1,73 @@
+"""The real suites, as they are collected: complete, and with names that last."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fixtures import judging, requests
+from fixtures.hosts import parse
+from fixtures.plan import Topology, plan
+from fixtures.provenance import ROOT
+from fixtures.remote.shapes import ALIGN_BYTES, SHAPES
+from suites.collectives import cases, test_bandwidth, test_exactness, test_latency, test_transport
+from suites.nodes import test_reachability
+from thresholds.units import COLLECTIVES, DTYPES
+
+MODULES = (test_reachability, test_exactness, test_bandwidth, test_latency, test_transport)
+TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
+
+
+def planned(topology: Topology) -> list[str]:
+    """List the ids of every test of every suite file."""
+    found = []
+    for module in MODULES:
+        for name, function in vars(module).items():
+            for mark in getattr(function, "pytestmark", ()):
+                found += [f"{module.__name__}::{name}[{case.id}]" for case in plan(mark, topology)]
+    return found
+
+
+def test_every_suite_file_is_looked_at_here() -> None:
+    there = {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "suites").rglob("test_*.py")}
+    assert there == {Path(*module.__name__.split(".")) for module in MODULES}
+
+
+def test_names_are_distinct_after_a_ci_server_has_cleaned_them() -> None:
+    names = [re.sub(r"\W", "_", name) for name in planned(TWO)]
+    assert len(set(names)) == len(names) > 300
+
+
+def test_names_do_not_depend_on_other_nodes() -> None:
+    one = Topology.of(parse("gpu-01 slots=8\n", "nodes.txt"))
+    assert set(planned(one)) < set(planned(TWO))
+    assert not [name for name in planned(TWO) if "gpu-01" in name and "gpu-02" in name]
+
+
+@pytest.mark.parametrize("place", ["inside-gpu-01", "network"])
+def test_every_collective_is_compared_in_every_dtype_and_timed(place: str) -> None:
+    names = planned(TWO)
+    data = [name for name in COLLECTIVES if name != "barrier"]
+    for collective in data:
+        assert f"{test_bandwidth.__name__}::test_busbw_holds_its_floor[{collective}-{place}]" in names
+        for dtype in DTYPES:
+            wanted = f"test_every_element_arrives[{collective}-{dtype}-{place}]"
+            assert f"{test_exactness.__name__}::{wanted}" in names
+    for collective in COLLECTIVES:
+        wanted = f"test_latency_stays_below_its_ceiling[{collective}-{place}]"
+        assert f"{test_latency.__name__}::{wanted}" in names
+
+
+def test_the_nics_are_judged_alone() -> None:
+    assert any(name.endswith("[all_reduce-nic]") for name in planned(TWO))
+    assert any(name.endswith("[nic]") for name in planned(TWO))
+
+
+def test_what_the_controller_knows_of_shapes_is_true() -> None:
+    assert {name for name, shape in SHAPES.items() if shape.to_root} == judging.TO_ROOT
+    assert {name for name, shape in SHAPES.items() if shape.sharded} == requests.SHARDED
+    assert {name for name, shape in SHAPES.items() if shape.reduces} == set(cases.REDUCTIONS)
+    assert set(cases.DATA) == set(SHAPES)
+    assert requests.ALIGN_BYTES == ALIGN_BYTES
