@@ -113,15 +113,15 @@ def _cases(row: Limit, hardware: Hardware) -> Iterator[Mapping[str, Value]]:
     paths = _samples(row, "path", tuple(p for p in _paths(hardware) if p not in hardware.absent))
     collectives = _samples(row, "collective", DATA_COLLECTIVES)
     nodes = row.selectors.get("nodes", Selector("any", low=1))
-    algorithms = _samples(row, "algorithm", ("",))
-    for path, collective, algorithm, g in itertools.product(
-        paths, collectives, algorithms, _ranks_per_node(row, hardware)
+    algorithms, sizes = _samples(row, "algorithm", ("",)), _samples(row, "size", (0,))  # 0: any, no burst
+    for path, collective, algorithm, size, g in itertools.product(
+        paths, collectives, algorithms, sizes, _ranks_per_node(row, hardware)
     ):
         possible = _nodes_of(path)
         for k in {*nodes.samples(), *possible.samples()}:
             if nodes.matches(k) and possible.matches(k) and int(k) * int(g) > 1:
-                keys = ("path", "collective", "algorithm", "ranks_per_node", "nodes")
-                yield dict(zip(keys, (path, collective, algorithm, g, k), strict=True))
+                keys = ("path", "collective", "algorithm", "size", "ranks_per_node", "nodes")
+                yield dict(zip(keys, (path, collective, algorithm, size, g, k), strict=True))
 
 
 def _nodes_of(path: Value) -> Selector:

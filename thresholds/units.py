@@ -52,6 +52,15 @@ METRICS: Mapping[str, Metric] = {
     "device_to_host": Metric("GB/s", "more"),
     "peer_to_peer": Metric("GB/s", "more"),  # copy between two devices of a node
     "tflops": Metric("TFLOP/s", "more"),
+    "pattern": Metric("GB/s", "more"),  # what a rank sends in a step's own pattern, over its median time
+    "dispatch": Metric("GB/s", "more"),  # bytes of the tokens that a rank receives, over the time
+    "combine": Metric("GB/s", "more"),  # the same on the way back
+    "edge": Metric("GB/s", "more"),  # activations between two neighbouring stages of a pipeline
+    "overlap": Metric("", "more", share=True),  # communication hidden behind computation
+    "utilisation": Metric("", "more", share=True),  # busy time over the whole
+    "bubble": Metric("", "less"),  # the whole over the busiest rank's work, minus 1
+    "imbalance": Metric("", "less"),  # the most loaded over the mean
+    "step_seconds": Metric("s", "less"),
 }
 
 _SIZE = re.compile(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)")
