@@ -47,6 +47,7 @@ ROOMS = (
     Room(
         "fixtures/wake.py", ("fixtures", "reports"), ("pytest",), "leaves a red report before anything else"
     ),
+    Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
     Room("fixtures/*.py", ALL, ("paramiko", "cryptography"), LIBRARY_OF_NODES),
     Room("thresholds/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"),
     Room("reports/*.py", ("reports",), ("jinja2", "markupsafe", "junitparser", "matplotlib"), "a leaf"),
