@@ -22,6 +22,7 @@ FACING = {
 }
 # Where a measurement meets its limit.
 JUDGING = {
+    "parallel": "holds the parts of a parallel step against closed forms and limits",
     "judging": "holds measurements against limits",
     "recognition": "finds the hardware file that a node answers to",
     "target": "asks the hardware file what is absent",
@@ -30,7 +31,7 @@ JUDGING = {
 # The first row whose glob matches a file counts.
 ROOMS = (
     Room("conftest.py", ("fixtures.plugin",), (), "a few lines: which plugins"),
-    Room("fixtures/remote/*.py", ("fixtures.remote",), ("torch",), NODE),
+    Room("fixtures/remote/**/*.py", ("fixtures.remote",), ("torch",), NODE),
     Room("suites/*/steps.py", ("fixtures.remote",), ("torch",), NODE),
     Room("suites/**/*.py", ("suites", "thresholds", *ALL), ("pytest",), "suites say what must hold"),
     *(Room(f"fixtures/{name}.py", ALL, ("pytest",), why) for name, why in FACING.items()),
@@ -69,6 +70,7 @@ HABITS = (
             "fixtures/remote/processes.py": "wait_until: what nothing announces is polled, in one place",
             "fixtures/remote/evidence.py": "until: the same between tasks, which must not stop each other",
             "fixtures/remote/supervisor.py": "the tick of its loop: beats and the lease",
+            "fixtures/remote/calibrated.py": "lasting is the work there, and nothing is waited for",
             "tests/fixtures/remote/test_timing.py": "iterations of a known length are what it times",
         },
     ),

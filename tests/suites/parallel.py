@@ -1,0 +1,89 @@
+"""Parallel steps in real gloo worlds, judged as the controller judges them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fixtures import corruption, parallel
+from fixtures.measure import Measurement, RankReport, Unchecked, World
+from fixtures.remote.steps import REGISTRY, Context
+from reports.record import Judgement, Outcome
+from tests.fixtures.remote.gloo_world import run_world
+
+Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
+PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
+_BESIDE = ("samples", "schedule")  # how often the figures were measured, who did what when
+NODE = "here"
+
+
+def load(steps: Sequence[str]) -> None:
+    """Import the suites of these steps, so that forked ranks have them."""
+    for folder in sorted({step.partition(".")[0] for step in steps if step not in REGISTRY}):
+        importlib.import_module(f"suites.{folder}.steps")
+
+
+def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
+    """What every rank says of every case: one world, one launch, `found[case][rank]`."""
+    load([step for step, _ in cases])
+
+    def all_cases(ctx: Context) -> list[dict[str, Any]]:
+        return [REGISTRY[step](ctx, **parameters) for step, parameters in cases]
+
+    by_rank = run_world(size, all_cases)
+    return [[rank[index] for rank in by_rank] for index in range(len(cases))]
+
+
+def red(step: str, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Which parts of a step are not green, each with the sentence that an operator would read.
+
+    A part is judged if any rank has it: one that is missing on another rank is red.
+    """
+    ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
+    measurement = Measurement(step, {}, World((NODE,)), "1", "gloo", ranks, 0.0)
+    there = sorted({part for result in results for part in result})
+    if unknown := set(there) - {*PARTS, *_BESIDE}:
+        return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
+    found = {part: _fault(measurement, part) for part in there if part in PARTS}
+    return {part: sentence for part, sentence in found.items() if sentence}
+
+
+def _fault(measurement: Measurement, part: str) -> str:
+    try:
+        bad = [one.sentence for one in _judge(measurement, part) if one.outcome is not Outcome.PASS]
+    except Unchecked as why:
+        return f"unchecked: {why}"
+    return bad[0] if bad else ""
+
+
+def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
+    case = {"step": measurement.step}
+    if part == "traffic":
+        return parallel.traffic(measurement, case)
+    if part == "memory":
+        return parallel.memory(measurement, case)
+    if part == "figures":
+        parallel.figures(measurement)
+        return ()
+    if part == "wrong":
+        wrong = corruption.found(measurement.ranks)
+        sentences = [corruption.sentence_of(entry, measurement.ranks) for entry in wrong]
+        return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
+    return parallel.parity(measurement, case, part)
+
+
+def assert_green(
+    size: int, cases: Sequence[Case], parts: Sequence[str] = ("parity", "repeat", "wrong")
+) -> list[list[dict[str, Any]]]:
+    """Run all cases in one world of `size`; each must have these parts, and all that it has must hold."""
+    found = run_steps(size, cases)
+    faults = []
+    for (step, parameters), results in zip(cases, found, strict=True):
+        missing = {part: "is missing" for part in parts if part not in results[0]}
+        faults += [
+            f"{step} {dict(parameters)} on {size} ranks: {part}: {sentence}"
+            for part, sentence in {**red(step, results), **missing}.items()
+        ]
+    assert not faults, "\n".join(faults)
+    return found

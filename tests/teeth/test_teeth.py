@@ -1,0 +1,42 @@
+"""Every seeded bug turns its parts red, every healthy run is green, and no step goes without bugs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fixtures.remote.steps import REGISTRY
+from tests.house.tree import ROOT
+from tests.suites.parallel import load
+from tests.teeth.bug import survivors
+from tests.teeth.families import families
+
+FAMILIES = families()
+WITHOUT = {"nodes", "collectives"}  # their faults are planted beside their own steps' tests
+LEAST_OF_A_STEP = 2
+LEAST_IN_ALL = 40
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_bug_survives(family: str) -> None:
+    assert survivors(FAMILIES[family]) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_bug_is_named_once_and_asks_for_something(family: str) -> None:
+    names = Counter((bug.step, bug.name) for bug in FAMILIES[family])
+    assert [name for name, count in names.items() if count > 1] == []
+    assert [bug.name for bug in FAMILIES[family] if not bug.red] == []
+
+
+def test_every_step_of_every_family_has_bugs() -> None:
+    folders = {path.parent.name for path in ROOT.glob("suites/*/steps.py")} - WITHOUT
+    load([f"{folder}." for folder in folders])
+    steps = [name for name in REGISTRY if name.partition(".")[0] in folders]
+    planted = Counter(bug.step for bugs in FAMILIES.values() for bug in bugs)
+    assert {name: planted[name] for name in steps if planted[name] < LEAST_OF_A_STEP} == {}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert sum(len(bugs) for bugs in FAMILIES.values()) >= LEAST_IN_ALL
