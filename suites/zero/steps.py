@@ -1,0 +1,292 @@
+"""What the ranks run for data parallelism and ZeRO.
+
+Psi is the bytes of all parameters, L the number of blocks, w the ranks. Payload per rank and step (what a
+call's tensor holds; on the wire each all-gather and reduce-scatter sends (w-1)/w of it, an all-reduce twice
+that), and what a rank holds, with an optimizer of one state:
+
+    step              all_reduce   reduce_scatter   all_gather   broadcast   params  grads  state
+    ddp               Psi                                                    Psi     Psi    Psi
+    zero1                          Psi              Psi                      Psi     Psi    Psi/w
+    zero2                          Psi              Psi                      Psi     Psi/w  Psi/w
+    zero3                          Psi              2 Psi                    Psi/w   Psi/w  Psi/w
+    zero_redundancy   Psi                                        Psi         Psi     Psi    Psi/w
+    fsdp, kept                     Psi              Psi                      Psi/w   Psi/w  Psi/w
+    fsdp, resharded                Psi              2 Psi                    Psi/w   Psi/w  Psi/w
+
+From Rajbhandari et al., "ZeRO", arXiv:1910.02054, sections 5 and 7; Zhao et al., "PyTorch FSDP",
+arXiv:2304.11277; Li et al., "PyTorch Distributed", arXiv:2006.15704.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from fixtures.remote import memory
+from fixtures.remote.steps import Context, step
+from fixtures.remote.zero import exchanges, mixed
+from fixtures.remote.zero.evidence import (
+    Study,
+    exact_entries,
+    repeat_entries,
+    restricted,
+    study,
+    training_entries,
+)
+from fixtures.remote.zero.flat import Zero1, Zero2, Zero3
+from fixtures.remote.zero.mixed import MixedZero1
+from fixtures.remote.zero.overlap import Backward
+from fixtures.remote.zero.recompute import SAVED_BY_BLOCK, Recomputed, activations
+from fixtures.remote.zero.training import EXACT, TRAINING, Task, follow
+from fixtures.remote.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
+
+Entries = list[dict[str, Any]]
+_ITEM = EXACT.itemsize
+_NOTHING_BYTES = 4
+
+
+@step
+def ddp(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, micro_batches: int
+) -> dict[str, Any]:
+    """DistributedDataParallel: L all-reduces of Psi/L with a bucket per block, 1 of Psi with one bucket.
+
+    With `no_sync` the gradients of m micro-batches add up and are exchanged once: L calls and Psi, not m
+    times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    many = study(task, lambda dtype: Replicated(task, dtype, block), "bucket per block")
+    one = study(task, lambda dtype: Replicated(task, dtype, 2 * psi), "one bucket")
+    added = study(task, lambda dtype: Replicated(task, dtype, block, micro_batches), "accumulated")
+    traffic = [
+        *many.trace.traffic.table({"all_reduce": (layers, psi)}, "bucket per block"),
+        *one.trace.traffic.table({"all_reduce": (1, psi)}, "one bucket"),
+        *added.trace.traffic.table({"all_reduce": (layers, psi)}, "accumulated"),
+    ]
+    same = exact_entries(one.trace, many.trace, " (one bucket against many)")
+    answer = _answer([many, one, added], traffic, _held(many.engine, psi, psi, psi))
+    answer["parity"] += same
+    return {**answer, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+
+
+@step
+def zero1(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """ZeRO stage 1, flat: all gradients are there after backward (Psi), then L reduce-scatters of Psi/L, an
+    update of Psi/w, and L all-gathers of Psi/L (arXiv:1910.02054, sections 5.1 and 7.2).
+    """
+    return _flat(Task(ctx, width, layers, rows, steps), Zero1, whole=1, kept=1, gathers=1, live=(1, 1))
+
+
+@step
+def zero2(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """ZeRO stage 2, flat: as stage 1, but a block is reduce-scattered as soon as its gradients are there, so
+    that at most Psi/L of whole gradients ever live (arXiv:1910.02054, sections 5.2 and 7.2.1).
+    """
+    return _flat(
+        Task(ctx, width, layers, rows, steps), Zero2, whole=1 / layers, kept=1, gathers=1, live=(1, 1)
+    )
+
+
+@step
+def zero3(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """ZeRO stage 3, flat: a block's parameters are gathered before its forward and again before its backward
+    and freed after each: 2 L all-gathers of Psi/L and L reduce-scatters; Psi/L of whole parameters live at
+    most, and none after forward (arXiv:1910.02054, sections 5.3 and 7.2.2).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    return _flat(task, Zero3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
+
+
+@step
+def fsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """fully_shard per block. Resharded after forward: 2 L all-gathers, 2 Psi; kept until backward: L, Psi,
+    and Psi of whole parameters live after forward. L reduce-scatters of Psi/L in both (arXiv:2304.11277).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    return on_mesh(ctx, (ctx.size,), lambda mesh: _fully_sharded(task, mesh))
+
+
+@step
+def hsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """fully_shard on a mesh of r replicas x s shards: all-gathers (2 Psi) and reduce-scatters (Psi) among the
+    s, all-reduces of Psi/s among the r (arXiv:2304.11277, section 3.2.2). A node is a replica where there are
+    several nodes of one size; else there are two replicas, or one where the ranks are few or odd.
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    return on_mesh(ctx, _replicas(ctx), lambda mesh: _hybrid(task, mesh))
+
+
+@step
+def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """ZeroRedundancyOptimizer beside DDP: L all-reduces of Psi/L, then each rank broadcasts what it updated.
+    It deals out whole weights, of which a block has three of one size, in turn: rank r owns every w-th of the
+    3 L from the r-th on (torch's `_partition_parameters`: largest first, to the lightest). Who owns none
+    broadcasts one number of 4 bytes.
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    weights = [psi // (3 * layers)] * 3 * layers
+    shares = [sum(weights[rank :: ctx.size]) for rank in range(ctx.size)]
+    sent = [share or _NOTHING_BYTES for share in shares]
+    done = study(task, lambda dtype: ShardedOptimizer(task, dtype, block))
+    traffic = done.trace.traffic.table({"all_reduce": (layers, psi), "broadcast": (ctx.size, sum(sent))})
+    held = _held(done.engine, psi, psi, shares[ctx.rank])
+    pattern = [("all_reduce", block)] * layers + [("broadcast", share) for share in shares if share]
+    return {**_answer([done], traffic, held), **exchanges.sent(ctx, pattern)}
+
+
+def _answer(studies: list[Study[Any]], traffic: Entries, held: Entries) -> dict[str, Any]:
+    """Join what the studies found, and close their engines."""
+    for one in studies:
+        one.engine.close()
+    return {
+        "parity": [entry for one in studies for entry in one.parity],
+        "repeat": [entry for one in studies for entry in one.repeat],
+        "traffic": traffic,
+        "memory": held,
+    }
+
+
+def _held(
+    engine: Replicated | FullySharded, params: int, grads: int, state: int, variant: str = ""
+) -> Entries:
+    """Compare what an engine of torch's holds now with the closed form."""
+    label = f" ({variant})" if variant else ""
+    model, optimizer = engine.model, engine.optimizer
+    return [
+        memory.entry("params" + label, memory.parameter_bytes(model), params),
+        memory.entry("grads" + label, memory.gradient_bytes(model), grads),
+        memory.entry("optimizer" + label, memory.optimizer_bytes(optimizer), state),
+    ]
+
+
+def _flat(
+    task: Task, stage: type[Zero1], *, whole: float, kept: float, gathers: int, live: tuple[float, float]
+) -> dict[str, Any]:
+    """Run a stage. Shares of Psi: whole gradients at most, parameters kept, whole ones after forward."""
+    psi, block, ranks = _ITEM * task.elements, _ITEM * task.block_elements, task.ctx.size
+    layers = task.layers
+    done = study(task, lambda dtype: stage(task, dtype))
+    expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
+    engine = done.engine
+    held = engine.held_bytes()
+    entries = [
+        memory.entry("params", held["params"], round(kept * psi)),
+        memory.entry("grads", held["grads"], psi // ranks),
+        memory.entry("grads before they are reduced", engine.gradient_peak_bytes, round(whole * psi)),
+        memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), psi // ranks),
+        memory.entry("live unsharded", engine.live_bytes, round(live[0] * psi)),
+        memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
+    ]
+    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * gathers * layers
+    return {
+        **_answer([done], done.trace.traffic.table(expected), entries),
+        **exchanges.sent(task.ctx, pattern),
+    }
+
+
+def _fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
+    psi, block, layers = _ITEM * task.elements, _ITEM * task.block_elements, task.layers
+    share = psi // task.ctx.size
+    traffic, held, studies = [], [], []
+    for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, psi)):
+        done = study(task, partial(FullySharded, task, mesh, reshard), variant)
+        expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
+        traffic += done.trace.traffic.table(expected, variant)
+        done.engine.reshard()
+        held += _held(done.engine, share, share, share, variant)
+        held.append(memory.entry(f"live unsharded ({variant})", done.engine.live_bytes, live))
+        studies.append(done)
+    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * 2 * layers
+    return {**_answer(studies, traffic, held), **exchanges.sent(task.ctx, pattern)}
+
+
+def _replicas(ctx: Context) -> tuple[int, int]:
+    """Replicas and shards."""
+    counts = {ctx.hosts.count(host) for host in ctx.hosts}
+    nodes = len(set(ctx.hosts))
+    if nodes > 1 and len(counts) == 1 and min(counts) > 1:
+        return nodes, ctx.size // nodes
+    return (2, ctx.size // 2) if ctx.size >= 4 and ctx.size % 2 == 0 else (1, ctx.size)
+
+
+def _hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
+    psi, layers, shards = _ITEM * task.elements, task.layers, mesh.size(1)
+    done = study(task, partial(FullySharded, task, mesh, True))
+    along = {"reduce_scatter": (layers, psi), "all_gather": (2 * layers, 2 * psi)}
+    across = {"all_reduce": (layers, psi // shards)}
+    groups = {
+        "shard": (mesh.get_group("shard"), along),
+        "replicate": (mesh.get_group("replicate"), across),
+    }
+    traffic = done.trace.traffic.tables(groups)
+    done.engine.reshard()
+    held = _held(done.engine, psi // shards, psi // shards, psi // shards)
+    held.append(memory.entry("live unsharded", done.engine.live_bytes, 0))
+    return {**_answer([done], traffic, held), **exchanges.sent_on_mesh(task.ctx, mesh, psi)}
+
+
+@step
+def mixed_precision(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """bf16 parameters and gradients, fp32 masters and Adam on this rank's shard: per parameter 2 + 2 + 12/w
+    bytes held, 4 bytes reduce-scattered (in fp32) and 2 all-gathered (arXiv:1910.02054, section 3.1).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    engine, again = MixedZero1(task), MixedZero1(task)
+    found = follow(task, engine, TRAINING)
+    want, plain = (restricted(mixed.unsharded(task, low), engine) for low in (False, True))
+    entries = mixed.reduction_entries(task, engine) + engine.rounding()
+    expected = {"reduce_scatter": (layers, 4 * task.elements), "all_gather": (layers, 2 * task.elements)}
+    block = task.block_elements
+    pattern = [("reduce_scatter", 4 * block)] * layers + [("all_gather", 2 * block)] * layers
+    return {
+        "parity": entries + training_entries(found, plain, want),
+        "repeat": repeat_entries(follow(task, again, TRAINING), found),
+        "traffic": found.traffic.table(expected),
+        "memory": engine.held(task.elements, ctx.size),
+        **exchanges.sent(ctx, pattern),
+    }
+
+
+@step
+def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """DDP with activation checkpointing: the same traffic as DDP, gradients equal to those without, bit for
+    bit, and per block n d saved elements in place of 9 n d (arXiv:1604.06174; derived in `recompute`).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    less = study(task, lambda dtype: Recomputed(task, dtype, block), "recomputed")
+    kept = Replicated(task, EXACT, block)
+    same = repeat_entries(less.trace, follow(task, kept, EXACT), " (recomputed against kept)")
+    held = [
+        activations(task, less.engine, 1, "recomputed"),
+        activations(task, kept, SAVED_BY_BLOCK, "kept"),
+    ]
+    answer = _answer([less], less.trace.traffic.table({"all_reduce": (layers, psi)}), held)
+    answer["parity"] += same
+    return {**answer, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+
+
+@step
+def overlap(ctx: Context, *, layers: int, bucket_bytes: int, stage_s: float, repeats: int) -> dict[str, Any]:
+    """DDP's exchange behind a backward of L stages of `stage_s`: with a bucket per stage 1 - 1/L of it hides,
+    with one bucket none (arXiv:2006.15704, section 3.2; derived in fixtures.remote.zero.overlap).
+    """
+    psi = layers * bucket_bytes
+    many = Backward(ctx, layers, bucket_bytes // _ITEM, bucket_bytes)
+    one = Backward(ctx, layers, bucket_bytes // _ITEM, 2 * psi)
+    figures = many.figures(stage_s, repeats)
+    figures |= {f"{name}_one_bucket": value for name, value in one.figures(stage_s, repeats).items()}
+    answer = {
+        "parity": many.parity("bucket per stage") + one.parity("one bucket"),
+        "repeat": many.repeat("bucket per stage") + one.repeat("one bucket"),
+        "traffic": [
+            *many.seen().table({"all_reduce": (layers, psi)}, "bucket per stage"),
+            *one.seen().table({"all_reduce": (1, psi)}, "one bucket"),
+        ],
+    }
+    sent = exchanges.sent(ctx, [("all_reduce", bucket_bytes)] * layers)
+    return {**answer, **sent, "figures": {**sent["figures"], **figures}}

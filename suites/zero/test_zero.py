@@ -1,0 +1,57 @@
+"""Data parallelism and every stage of ZeRO: the unsharded result, the papers' traffic and memory."""
+
+from __future__ import annotations
+
+from fixtures.check import Check
+from fixtures.plan import INSIDE, NETWORK, Case, over
+
+SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 4}
+
+
+def case(step: str, **more: int) -> Case:
+    """Plan a step of this suite, with these parameters beside the small ones."""
+    return Case(step, (step.partition(".")[2],), {**SMALL, **more}, {"step": step}, weight=4.0, shared=True)
+
+
+STEPS = [
+    case("zero.ddp", micro_batches=4),
+    case("zero.zero1"),
+    case("zero.zero2"),
+    case("zero.zero3"),
+    case("zero.fsdp"),
+    case("zero.hsdp"),
+    case("zero.zero_redundancy", layers=4),
+    case("zero.mixed_precision"),
+    case("zero.recompute"),
+]
+
+PACED = {"layers": 6, "bucket_bytes": 1 << 18, "stage_s": 0.01, "repeats": 3}
+OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
+
+
+@over([*STEPS, *OVERLAP], INSIDE, NETWORK)
+def test_parity_with_the_unsharded_model(check: Check) -> None:
+    """Loss, output, gradients and parameters equal the big batch's, and those of a second run."""
+    check.measure_step()
+    check.judge_parity()
+
+
+@over([*STEPS, *OVERLAP], INSIDE, NETWORK)
+def test_traffic_is_the_closed_form(check: Check) -> None:
+    """A step exchanges what the paper says, no more and no less."""
+    check.measure_step()
+    check.judge_traffic()
+
+
+@over(STEPS, INSIDE, NETWORK)
+def test_memory_is_the_closed_form(check: Check) -> None:
+    """A rank holds the share that the paper says."""
+    check.measure_step()
+    check.judge_memory()
+
+
+@over([*STEPS, *OVERLAP], INSIDE, NETWORK)
+def test_time_is_recorded(check: Check) -> None:
+    """The bandwidth of the step's own exchange; of DDP how much of it hides behind backward."""
+    check.measure_step()
+    check.judge_time()
