@@ -1,0 +1,277 @@
+"""What the ranks run for tensor and sequence parallelism: n ranks, each with 1/n of the weights of a layer.
+
+In the closed forms X is one activation: batch x length x width x item bytes. Calls and bytes are those of one
+forward and backward in bf16, counted as nccl-tests does (an all_gather by its output, a reduce_scatter by its
+input). What f, g and the others communicate is said in `fixtures.remote.tensor_regions`; the division is
+that of Shoeybi et al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside
+the unsharded model on the same rank (`fixtures.remote.tensor_trial`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.remote import tensor_blocks, tensor_dtensor, tensor_layers, tensor_models
+from fixtures.remote.steps import Context, step
+from fixtures.remote.tensor_blocks import Split, Whole, kv_heads, shared_kv
+from fixtures.remote.tensor_layers import columns, rows
+from fixtures.remote.tensor_models import activations, multiple
+from fixtures.remote.tensor_regions import Group
+from fixtures.remote.tensor_trial import ITEM_BYTES, judge, split_trial
+
+_STATISTIC_BYTES = 4  # softmax statistics of bf16 logits are fp32
+
+
+@step
+def column(
+    ctx: Context, *, batch: int, length: int, width: int, features: int, gather: bool
+) -> dict[str, Any]:
+    """Y = XA + b, A = [A_1 ... A_n] split by output; Y stays split, or is gathered.
+
+    Traffic: backward, one all_reduce of dX: X bytes. Gathering: one all_gather of Y; its backward is a slice.
+    Memory: 1/n of A and b.
+    """
+    group = Group(ctx.rank, ctx.size)
+    features = multiple(features, ctx.size)
+    whole, x = tensor_models.linear(ctx, width, features), activations(ctx, batch, length, width)
+    item = batch * length * ITEM_BYTES
+    traffic, cuts = {"all_reduce": (1, item * width)}, {"weight": rows(group), "bias": rows(group)}
+    if gather:
+        traffic["all_gather"] = (1, item * features)
+    else:
+        cuts["forward"] = columns(group)
+    trial = split_trial(
+        whole,
+        x,
+        cuts,
+        lambda w, x: tensor_layers.column_linear(x, w["weight"], w["bias"], group, gather),
+        traffic=traffic,
+        elements=features // ctx.size * (width + 1),
+        alone=() if gather else ("forward",),
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def row(ctx: Context, *, batch: int, length: int, width: int, features: int, split: bool) -> dict[str, Any]:
+    """Y = sum over r of X_r A_r, plus b; A split by input. X comes split, or is split here.
+
+    Traffic: forward, one all_reduce of Y. Splitting X: backward, one all_gather of dX: X bytes.
+    Memory: 1/n of A, all of b.
+    """
+    group = Group(ctx.rank, ctx.size)
+    width = multiple(width, ctx.size)
+    whole, x = tensor_models.linear(ctx, width, features), activations(ctx, batch, length, width)
+    item = batch * length * ITEM_BYTES
+    traffic, cuts = {"all_reduce": (1, item * features)}, {"weight": columns(group)}
+    if split:
+        traffic["all_gather"] = (1, item * width)
+    else:
+        cuts["input"] = columns(group)
+    trial = split_trial(
+        whole,
+        x,
+        cuts,
+        lambda w, x: tensor_layers.row_linear(x, w["weight"], w["bias"], group, split),
+        traffic=traffic,
+        elements=width // ctx.size * features + features,
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> dict[str, Any]:
+    """SwiGLU: gate and up by column, down by row, so that nothing moves between them.
+
+    Traffic: g forward and f backward, two all_reduces of X. Memory: 1/n of the weights; of what is saved for
+    backward, all of X and 1/n of the rest.
+    """
+    group = Group(ctx.rank, ctx.size)
+    hidden = multiple(hidden, ctx.size)
+    x_bytes = batch * length * width * ITEM_BYTES
+    trial = split_trial(
+        tensor_models.mlp(ctx, width, hidden),
+        activations(ctx, batch, length, width),
+        tensor_blocks.mlp_cuts(group),
+        lambda w, x: tensor_blocks.mlp(Whole(group), x, *w.values()),
+        traffic={"all_reduce": (2, 2 * x_bytes)},
+        elements=3 * width * hidden // ctx.size,
+        kept=lambda saved: x_bytes + (saved - x_bytes) // ctx.size,
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def attention(
+    ctx: Context, *, batch: int, length: int, channels: int, heads: int, replicate: bool
+) -> dict[str, Any]:
+    """Causal attention, `heads` query heads per rank; a key-value head per rank, or per p ranks: replicated.
+
+    p is the smallest divisor of n beyond 1. q, k, v by column, o by row.
+    Traffic: g forward and f backward, two all_reduces of X; replicated: backward, two more of one key-value
+    head's weight, among the p ranks that share it. Memory: 1/n of q and o, p/n (or 1/n) of k and v.
+    """
+    group = Group(ctx.rank, ctx.size)
+    number, kv = ctx.size * heads, kv_heads(ctx.size, replicate)
+    width = number * channels
+    moved = {"all_reduce": (2, 2 * batch * length * width * ITEM_BYTES)}
+    head = channels * width
+    if replicate:
+        moved["all_reduce"] = (4, moved["all_reduce"][1] + 2 * head * ITEM_BYTES)
+    with shared_kv(group, number, kv, channels) as mine:
+        trial = split_trial(
+            tensor_models.attention(ctx, width, number, kv),
+            activations(ctx, batch, length, width),
+            tensor_blocks.attention_cuts(group, mine),
+            lambda w, x: tensor_blocks.attention(Whole(group), mine, x, *w.values()),
+            traffic=moved,
+            elements=2 * heads * head + 2 * head,
+        )
+        return judge(ctx, group, trial)
+
+
+@step
+def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int) -> dict[str, Any]:
+    """Embedding, head and cross-entropy with the vocabulary split: no rank ever has all logits of a token.
+
+    Traffic: all_reduce of the embeddings (X) and, backward, of the head's dX (X); three of one fp32 number
+    per token: largest logit, the target's logit, sum of exponentials. Memory: 1/n of table and head.
+    """
+    group = Group(ctx.rank, ctx.size)
+    words = multiple(words, ctx.size)
+    whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
+    targets = whole.targets
+    count = batch * length
+    trial = split_trial(
+        whole,
+        numbers,
+        {"table.weight": rows(group), "head.weight": rows(group)},
+        lambda w, x: tensor_layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
+        traffic={"all_reduce": (5, count * (2 * width * ITEM_BYTES + 3 * _STATISTIC_BYTES))},
+        elements=2 * words // ctx.size * width,
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int) -> dict[str, Any]:
+    """A Llama block: norm, attention, norm, MLP; activations whole at the norms and residuals.
+
+    Traffic: two all_reduces of X forward, two backward. Memory: 1/n of the matrices, all of the norms.
+    """
+    group = Group(ctx.rank, ctx.size)
+    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    x = activations(ctx, batch, length, ctx.size * heads * channels)
+    trial = split_trial(
+        whole,
+        x,
+        tensor_blocks.block_cuts(group, channels),
+        lambda w, x: tensor_blocks.block(Whole(group), tensor_blocks.KvHeads(channels), w, x),
+        traffic={"all_reduce": (4, 4 * x.numel() * ITEM_BYTES)},
+        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def sequence(
+    ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int
+) -> dict[str, Any]:
+    """The same block with the sequence split wherever the activations were whole.
+
+    Traffic: forward, two all_gathers and two reduce_scatters of X (as many bytes on the wire as two
+    all_reduces); backward the same, and two all_gathers of what was not kept; all_reduces of the two norms'
+    gradients. Memory: weights as in `block`; saved for backward 1/n of what the unsharded block saves, but
+    for the causal mask and the rotary tables, which every rank needs whole.
+    """
+    group = Group(ctx.rank, ctx.size)
+    length = multiple(length, ctx.size)
+    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    x = activations(ctx, batch, length, ctx.size * heads * channels)
+    x_bytes, norm_bytes = x.numel() * ITEM_BYTES, x.shape[-1] * ITEM_BYTES
+    fixed = length * length + 2 * length * channels * ITEM_BYTES
+    trial = split_trial(
+        whole,
+        x,
+        tensor_blocks.block_cuts(group, channels) | tensor_blocks.sequence_cuts(group),
+        lambda w, x: tensor_blocks.block(Split(group), tensor_blocks.KvHeads(channels), w, x),
+        traffic={
+            "all_gather": (6, 6 * x_bytes),
+            "reduce_scatter": (4, 4 * x_bytes),
+            "all_reduce": (2, 2 * norm_bytes),
+        },
+        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+        kept=lambda saved: fixed + (saved - fixed) // ctx.size,
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def dtensor(
+    ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int
+) -> dict[str, Any]:
+    """`block` by torch's parallelize_module with ColwiseParallel and RowwiseParallel.
+
+    Traffic: two all_reduces of X forward; backward one for each of q, k, v, gate and up, which do not know
+    that they share their input: five. Memory as in `block`.
+    """
+    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    x = activations(ctx, batch, length, ctx.size * heads * channels)
+    trial = tensor_dtensor.parallel_trial(
+        ctx,
+        whole,
+        x,
+        tensor_dtensor.block_plan,
+        traffic={"all_reduce": (7, 7 * x.numel() * ITEM_BYTES)},
+        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+    )
+    return judge(ctx, Group(ctx.rank, ctx.size), trial)
+
+
+@step
+def dtensor_sequence(
+    ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int
+) -> dict[str, Any]:
+    """`sequence` by torch's SequenceParallel and PrepareModuleInput.
+
+    Traffic: two all_gathers and two reduce_scatters of X, forward and backward: the gathered input is kept.
+    The norms' gradients stay summands until an optimizer reads them.
+    """
+    group = Group(ctx.rank, ctx.size)
+    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    x = activations(ctx, batch, multiple(length, ctx.size), ctx.size * heads * channels)
+    x_bytes = x.numel() * ITEM_BYTES
+    trial = tensor_dtensor.parallel_trial(
+        ctx,
+        whole,
+        x,
+        tensor_dtensor.sequence_plan,
+        traffic={"all_gather": (4, 4 * x_bytes), "reduce_scatter": (4, 4 * x_bytes)},
+        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+        cuts=tensor_blocks.sequence_cuts(group),
+    )
+    return judge(ctx, group, trial)
+
+
+@step
+def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: int) -> dict[str, Any]:
+    """Head and cross-entropy of `vocabulary` by torch's loss_parallel: the logits are never gathered.
+
+    Traffic: backward, one all_reduce of the head's dX: X bytes; of one number per token three: largest logit
+    and sum of exponentials in fp32, the target's in the dtype of the logits. Memory: 1/n of the head; the
+    table is whole.
+    """
+    words = multiple(words, ctx.size)
+    whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
+    number_bytes = 2 * _STATISTIC_BYTES + ITEM_BYTES
+    trial = tensor_dtensor.parallel_trial(
+        ctx,
+        whole,
+        numbers,
+        tensor_dtensor.head_plan,
+        traffic={"all_reduce": (4, batch * length * (width * ITEM_BYTES + number_bytes))},
+        elements=words * width + words // ctx.size * width,
+        around=tensor_dtensor.loss_split,
+    )
+    return judge(ctx, Group(ctx.rank, ctx.size), trial)
