@@ -1,0 +1,90 @@
+"""What the ranks run for the context-parallel suite.
+
+w ranks, each with S = L/w of L positions; K and V of one rank are B = 2 x batch x kv heads x S x dim
+elements, Q and the output q = batch x heads x S x dim elements each. Gradients of 16-bit types travel
+and are summed wide, in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.remote import context_payload as payload
+from fixtures.remote.context_figures import ITERATIONS, figures
+from fixtures.remote.context_parallel import AllGatherKV, Ring, Shape, Ulysses, ZigZag
+from fixtures.remote.context_trial import imbalance, same, trial, works
+from fixtures.remote.steps import Context, step
+
+
+@step
+def all_gather_kv(
+    ctx: Context, *, batch: int, tokens: int, heads: int, kv_heads: int, dim: int, causal: bool
+) -> dict[str, Any]:
+    """Forward gathers all K and V: 1 all_gather of w B. Backward: 1 reduce_scatter of their gradients, w B.
+
+    A rank keeps w B + 2 q and the log-sum-exp. ("The Llama 3 Herd of Models", 2024, section 3.3.2.)
+    `tokens` are the positions of one rank, here and below.
+    """
+    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal)
+    found = trial(ctx, AllGatherKV(ctx, shape))
+    wrong = payload.collectives(ctx, "all_gather", "reduce_scatter")
+    return {**found, "figures": figures(ctx, AllGatherKV, shape), "samples": ITERATIONS, "wrong": wrong}
+
+
+@step
+def ring(
+    ctx: Context, *, batch: int, tokens: int, heads: int, kv_heads: int, dim: int, causal: bool
+) -> dict[str, Any]:
+    """Forward passes K and V on w-1 times: w-1 sends, (w-1) B. Backward: w-1 sends of B and w of dK and dV.
+
+    So 3w-2 sends in all. A rank keeps B + 2 q and the log-sum-exp, and has at most two blocks of other ranks.
+    (Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023.)
+    """
+    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal)
+    technique = Ring(ctx, shape)
+    found, counts = trial(ctx, technique), works(ctx, technique)
+    measured = {**figures(ctx, Ring, shape), "imbalance": imbalance(counts)}
+    return {**found, "figures": measured, "samples": ITERATIONS, "wrong": payload.around(ctx)}
+
+
+@step
+def zigzag(ctx: Context, *, batch: int, tokens: int, heads: int, kv_heads: int, dim: int) -> dict[str, Any]:
+    """The traffic of the ring, and equal work: L(L+1)/2w visible pairs per head on every rank.
+
+    The plain ring's busiest rank has (w-1) S^2 pairs more than its idlest, which is measured beside it.
+    (Zhu: ring-flash-attention, zigzag_ring_flash_attn; "The Llama 3 Herd of Models", 2024, section 3.3.2.)
+    """
+    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal=True)
+    technique = ZigZag(ctx, shape)
+    found, counts, plain = trial(ctx, technique), works(ctx, technique), works(ctx, Ring(ctx, shape))
+    found["parity"] += [
+        same("balance", max(counts), min(counts)),
+        same("balance: the plain ring's lack of it", max(plain) - min(plain), (ctx.size - 1) * tokens**2),
+    ]
+    measured = {"imbalance": imbalance(counts), "imbalance_plain": imbalance(plain)}
+    return {
+        **found,
+        "figures": {**figures(ctx, ZigZag, shape), **measured},
+        "samples": ITERATIONS,
+        "wrong": payload.around(ctx),
+    }
+
+
+@step
+def ulysses(
+    ctx: Context, *, batch: int, tokens: int, heads_per_rank: int, kv_heads: int, dim: int, causal: bool
+) -> dict[str, Any]:
+    """Forward exchanges Q, K, V and the output: 4 all_to_all of 2 q + B. Backward: their gradients, the same.
+
+    Of 1/w of the heads a rank keeps all the sequence: B + 2 q and the log-sum-exp. `kv_heads` are repeated to
+    w where there are fewer; 0 stands for one per rank.
+    (Jacobs et al.: "DeepSpeed Ulysses", 2023.)
+    """
+    shape = Shape(batch, tokens * ctx.size, heads_per_rank * ctx.size, kv_heads or ctx.size, dim, causal)
+    found = trial(ctx, Ulysses(ctx, shape))
+    return {
+        **found,
+        "figures": figures(ctx, Ulysses, shape),
+        "samples": ITERATIONS,
+        "wrong": payload.collectives(ctx, "all_to_all"),
+    }

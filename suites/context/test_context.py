@@ -1,0 +1,56 @@
+"""One sequence over many ranks: attention and its gradients as if it were on one."""
+
+from __future__ import annotations
+
+from fixtures.check import Check
+from fixtures.plan import INSIDE, NETWORK, Case, over
+
+# Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
+SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
+HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
+
+
+def case(step: str, *words: str, **parameters: int) -> Case:
+    """Make one case; its first word is the step's."""
+    name = step.partition(".")[2]
+    return Case(step, (name, *words), parameters, {"step": step}, shared=True)
+
+
+CONTEXT = [
+    case("context.all_gather_kv", "causal", **SIZES, causal=True),
+    case("context.all_gather_kv", "full", **SIZES, causal=False),
+    case("context.ring", "causal", **SIZES, causal=True),
+    case("context.ring", "full", **SIZES, causal=False),
+    case("context.zigzag", "causal", **SIZES),
+    case("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True),
+    case("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
+    case("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
+]
+
+
+@over(CONTEXT, INSIDE, NETWORK)
+def test_parity_with_attention_on_one_rank(check: Check) -> None:
+    """Output and dQ, dK, dV are those of the whole sequence on one rank, again and again; all bits arrive."""
+    check.measure_step()
+    check.judge_parity()
+
+
+@over(CONTEXT, INSIDE, NETWORK)
+def test_traffic_is_the_closed_form(check: Check) -> None:
+    """A ring sends each block once per round, and no technique sends what it need not."""
+    check.measure_step()
+    check.judge_traffic()
+
+
+@over(CONTEXT, INSIDE, NETWORK)
+def test_memory_is_the_closed_form(check: Check) -> None:
+    """Backward keeps a rank's own part of the sequence, and a ring has two blocks of others at a time."""
+    check.measure_step()
+    check.judge_memory()
+
+
+@over(CONTEXT, INSIDE, NETWORK)
+def test_time_is_recorded(check: Check) -> None:
+    """How fast the pattern is, what of it is hidden, and how evenly the work is shared."""
+    check.measure_step()
+    check.judge_time()

@@ -1,0 +1,207 @@
+"""Context parallelism in worlds of 2 and 4 ranks, and its closed forms at 8, 64 and 512."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fixtures.remote import context_layout, context_payload, context_trial
+from fixtures.remote.context_layout import Span, hidden
+from fixtures.remote.context_parallel import AllGatherKV, Ring, Shape, Technique, Ulysses, ZigZag
+from fixtures.remote.steps import Context
+from suites.context import steps
+from suites.context.test_context import CONTEXT, SIZES
+from tests.fixtures.remote.gloo_world import context, run_world
+from tests.suites.parallel import PARTS, assert_green
+from tests.teeth.bug import replaced
+from tests.teeth.context import low_bit, passing
+
+FAKE_SIZES = (8, 64, 512)
+CASES = [(case.step, case.parameters) for case in CONTEXT]
+
+
+Answers = list[tuple[str, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def answers(request: pytest.FixtureRequest) -> Answers:
+    """Every case of the suite in one world: the step, and what each rank says."""
+    found = assert_green(request.param, CASES, PARTS)
+    return [(step, ranks) for (step, _), ranks in zip(CASES, found, strict=True)]
+
+
+def test_every_step_is_green_with_all_its_parts(answers: Answers) -> None:
+    groups = {f"cp {word} {way}" for word in ("fp64", "bf16") for way in ("forward", "backward")}
+    for step, ranks in answers:
+        for said in ranks:
+            assert said["figures"]["pattern"] > 0
+            assert {entry["group"] for entry in said["traffic"]} == groups
+            assert {"forward", "grad:q", "grad:k", "grad:v"} <= {entry["what"] for entry in said["repeat"]}
+            assert ("overlap" in said["figures"]) == (step in ("context.ring", "context.zigzag"))
+
+
+def test_zigzag_is_balanced_and_the_plain_ring_is_not(answers: Answers) -> None:
+    (zigzag,) = (ranks for step, ranks in answers if step == "context.zigzag")
+    plain, full = (ranks for step, ranks in answers if step == "context.ring")
+    size, tokens = len(zigzag), SIZES["tokens"]
+    length = size * tokens
+    # The last rank of a plain ring does (w-1) S^2 + S(S+1)/2 of L(L+1)/2 pairs.
+    busiest = (size - 1) * tokens**2 + tokens * (tokens + 1) // 2
+    for ring in (zigzag[0]["figures"]["imbalance_plain"], plain[0]["figures"]["imbalance"]):
+        assert ring == pytest.approx(busiest * size / (length * (length + 1) / 2))
+    assert [said["figures"]["imbalance"] for said in (*zigzag, *full)] == [1.0] * (2 * size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 64])
+def test_the_closed_forms_of_the_work_count_what_masks_let_through(size: int) -> None:
+    length = 4 * size
+    cuts = (context_layout.contiguous(length, size), context_layout.zigzag(length, size))
+    whole = Span.of(torch.arange(length), torch.device("cpu"))
+    plain, balanced = (
+        [int((~hidden(Span.of(places, torch.device("cpu")), whole)).sum()) for places in cut] for cut in cuts
+    )
+    assert plain == [context_layout.contiguous_pairs(length, size, rank, True) for rank in range(size)]
+    assert balanced == [context_layout.zigzag_pairs(length, size)] * size
+    assert len(set(plain)) == size
+    assert all(sorted(torch.cat(cut).tolist()) == list(range(length)) for cut in cuts)
+
+
+# closed forms where only counting is possible
+
+
+def _techniques(ctx: Context) -> list[Technique]:
+    size = ctx.size
+    shape = Shape(1, 2 * size, 4, 2, 4, True)
+    wide, one = (Shape(1, 2 * size, 2 * size, heads, 4, True) for heads in (size, 1))
+    return [
+        AllGatherKV(ctx, shape),
+        Ring(ctx, shape),
+        ZigZag(ctx, shape),
+        Ulysses(ctx, wide),
+        Ulysses(ctx, one),
+    ]
+
+
+def _counted(ctx: Context) -> dict[int, list[dict[str, Any]]]:
+    """Traffic, memory and work of one rank of each fake world: nothing moves, everything is counted."""
+    dist.destroy_process_group()
+    return {size: _counted_of(size) for size in FAKE_SIZES}
+
+
+def _counted_of(size: int) -> list[dict[str, Any]]:
+    rank = size // 2
+    dist.init_process_group("fake", rank=rank, world_size=size)
+    ctx = Context(rank, size, "gloo", torch.device("cpu"), ["here"] * size, list(range(size)))
+    found = [_counts(ctx, technique) for technique in _techniques(ctx)]
+    dist.destroy_process_group()
+    return found
+
+
+def _counts(ctx: Context, technique: Technique) -> dict[str, Any]:
+    said: dict[str, Any] = {"traffic": [], "pairs": technique.pairs()}
+    for dtype in (torch.bfloat16, torch.float64):
+        part = context_trial.drawn(ctx, technique.shape, dtype).each(technique.mine)
+        seen = context_trial.passed(technique, part)
+        said["traffic"] += context_trial.traffic(technique, seen, dtype)
+    return {**said, "memory": context_trial.held(technique, part, seen.tally), "work": seen.tally.work()}
+
+
+def test_traffic_memory_and_work_are_the_closed_forms_at_8_64_and_512_ranks() -> None:
+    (found,) = run_world(1, _counted)
+    for size in FAKE_SIZES:
+        for said in found[size]:
+            assert said["work"] == said["pairs"] > 0
+            assert all(one["count"] == one["expected_count"] > 0 for one in said["traffic"])
+            assert all(one["bytes"] == one["expected_bytes"] > 0 for one in said["traffic"])
+            assert all(one["bytes"] == one["expected_bytes"] > 0 for one in said["memory"])
+
+
+def test_what_the_closed_forms_say_of_growing_worlds() -> None:
+    """Numbers a reader can check by hand: B is one rank's K and V, 2 x 1 x 2 heads x 2 tokens x 4 dim."""
+    exact, trained = torch.float64, torch.bfloat16
+    for size in FAKE_SIZES:
+        gathered, ring, _, ulysses, _ = _techniques(context(0, size))
+        sent = [ring.forward_traffic(exact)["send"], ring.backward_traffic(exact)["send"]]
+        assert sum(count for count, _ in sent) == 3 * size - 2
+        assert sum(bytes_ for _, bytes_ in sent) == (3 * size - 2) * 32 * 8
+        # What is summed on its way is summed in fp32: twice the bytes of bf16.
+        assert ring.backward_traffic(trained)["send"][1] == (size - 1) * 32 * 2 + size * 32 * 4
+        assert gathered.forward_traffic(exact)["all_gather"] == (1, size * 32 * 8)
+        assert ulysses.forward_traffic(exact)["all_to_all"][0] == 4
+        # Queries and output 2 x 32, norm 8, K and V 32; all K and V where they are gathered.
+        assert ring.saved_bytes(exact) == (64 + 8 + 32) * 8
+        assert gathered.saved_bytes(exact) == (64 + 8 + 32 * size) * 8
+
+
+# refusals
+
+
+@pytest.mark.parametrize(("length", "size"), [(97, 4), (3, 4), (0, 2)])
+def test_a_length_that_does_not_divide_is_refused_with_its_numbers(length: int, size: int) -> None:
+    each, over = divmod(length, size)
+    said = f"a sequence of {length} positions does not divide over {size} ranks: {size} parts of {each}"
+    with pytest.raises(ValueError, match=f"^{said} leave {over} over; use a multiple of {size}$"):
+        AllGatherKV(context(0, size), Shape(1, length, 4, 2, 8, True))
+
+
+def test_a_zigzag_needs_two_chunks_for_each_rank() -> None:
+    said = (
+        "12 positions does not divide into two chunks for each of 4 ranks: 8 parts of 1 leave 4 over; use a"
+    )
+    with pytest.raises(ValueError, match=said):
+        steps.zigzag(context(0, 4), **{**SIZES, "tokens": 3})
+
+
+def test_heads_that_do_not_divide_are_refused_all_at_once() -> None:
+    said = "6 query heads do not divide over 4 ranks; 3 key heads neither divide over 4 ranks nor repeat to 4"
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Ulysses(context(0, 4), Shape(1, 8, 6, 3, 8, True))
+    with pytest.raises(ValueError, match="6 query heads do not share 4 key heads evenly"):
+        Shape(1, 8, 6, 4, 8, True)
+
+
+def test_a_world_of_one_has_no_ring() -> None:
+    with pytest.raises(ValueError, match="at least 2 ranks; this world has 1"):
+        Ring(context(0, 1), Shape(1, 8, 4, 2, 8, True))
+
+
+# the ring itself
+
+
+def _posted(ctx: Context) -> list[tuple[str, int]]:
+    """What each pass hands to torch, in order: the operation and the peer."""
+    posted: list[tuple[str, int]] = []
+
+    def make(original: Any) -> Any:
+        def call(operations: list[Any]) -> Any:
+            posted.extend((one.op.__name__, one.peer) for one in operations)
+            return original(operations)
+
+        return call
+
+    with replaced(dist, "batch_isend_irecv", make):
+        technique = Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, True))
+        part = context_trial.drawn(ctx, technique.shape, torch.float64).each(technique.mine)
+        context_trial.passed(technique, part)
+    return posted
+
+
+def test_receives_are_posted_before_sends_and_neighbours_alone_are_spoken_to() -> None:
+    for rank, posted in enumerate(run_world(3, _posted)):
+        assert posted == [("irecv", (rank - 1) % 3), ("isend", (rank + 1) % 3)] * 7
+
+
+def _spoiled(ctx: Context) -> list[dict[str, Any]]:
+    with passing(low_bit, ranks=(1,))():
+        return context_payload.around(ctx)
+
+
+def test_a_hop_that_spoils_data_is_named_by_the_rank_behind_it_alone() -> None:
+    said = run_world(4, _spoiled)
+    assert [bool(wrong) for wrong in said] == [False, True, False, False]
+    assert {wrong["source_rank"] for wrong in said[1]} == {0}
+    assert all(re.search("bit 0 flipped", wrong["looks_like"]) for wrong in said[1])

@@ -1,0 +1,232 @@
+"""What a real stack could do wrong under context parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fixtures.remote.ring_attention import GRADIENTS, KEYS
+from tests.teeth.bug import Bug, Patch, replaced
+
+SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
+CAUSAL = {**SIZES, "causal": True}
+FULL = {**SIZES, "causal": False}
+HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "kv_heads": 0, "dim": 8, "causal": True}
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+EXCHANGE = "all_to_all_single"
+
+Change = Callable[[torch.Tensor, torch.Tensor], None]  # what is received, what was sent
+
+
+# how a bug is planted
+
+
+def instead(name: str, change: Change) -> Patch:
+    """In the place of a collective."""
+
+    def make(_: Any) -> Callable[..., None]:
+        return lambda received, sent, *args, **kwargs: change(received, sent)
+
+    return lambda: replaced(dist, name, make)
+
+
+def after(name: str, change: Change, only: Sequence[int] = (), ranks: Sequence[int] = ()) -> Patch:
+    """After a collective: after these of its calls (from 1), on these ranks, or all."""
+
+    def make(original: Any) -> Callable[..., None]:
+        calls = []
+
+        def call(received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            original(received, sent, *args, **kwargs)
+            calls.append(1)
+            if (not only or len(calls) in only) and (not ranks or dist.get_rank() in ranks):
+                change(received, sent)
+
+        return call
+
+    return lambda: replaced(dist, name, make)
+
+
+def passing(
+    change: Change,
+    tags: Sequence[int] = (KEYS, GRADIENTS),
+    only: Sequence[int] = (),
+    ranks: Sequence[int] = (),
+) -> Patch:
+    """After a pass of the ring: of these kinds, after these of them (from 1), on these ranks, or all."""
+
+    def make(original: Any) -> Callable[..., list[Any]]:
+        calls = []
+
+        def call(operations: list[Any]) -> list[Any]:
+            for work in original(operations):
+                work.wait()
+            receive, send = operations
+            if receive.tag in tags:
+                calls.append(1)
+                if (not only or len(calls) in only) and (not ranks or dist.get_rank() in ranks):
+                    change(receive.tensor, send.tensor)
+            return []
+
+        return call
+
+    return lambda: replaced(dist, "batch_isend_irecv", make)
+
+
+def in_place_of_passing(tag: int) -> Patch:
+    """No pass of this kind leaves the rank: it takes its own for what the rank before sent."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def call(operations: list[Any]) -> Any:
+            receive, send = operations
+            if receive.tag != tag:
+                return original(operations)
+            receive.tensor.copy_(send.tensor)
+            return []
+
+        return call
+
+    return lambda: replaced(dist, "batch_isend_irecv", make)
+
+
+def twice() -> AbstractContextManager[Any]:
+    """Every pass is made two times."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def call(operations: list[Any]) -> Any:
+            for work in original(operations):
+                work.wait()
+            return original(operations)
+
+        return call
+
+    return replaced(dist, "batch_isend_irecv", make)
+
+
+def unmasked() -> AbstractContextManager[Any]:
+    """Masks that hide nothing."""
+    return replaced(torch.Tensor, "masked_fill_", lambda _: lambda scores, mask, value: scores)
+
+
+def larger_norm() -> AbstractContextManager[Any]:
+    """Blocks are merged by the larger of their norms, not by the norm of both."""
+    return replaced(torch, "logaddexp", lambda _: torch.maximum)
+
+
+def neighbours() -> AbstractContextManager[Any]:
+    """A rank's two chunks lie side by side in the sequence, not as far from its two ends."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def cat(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            if tensors[0].dtype != torch.int64 or len(tensors) != 2:
+                return original(tensors, *args, **kwargs)
+            first, each = 2 * int(tensors[0][0]), tensors[0].numel()
+            return torch.arange(first, first + 2 * each)
+
+        return cat
+
+    return replaced(torch, "cat", make)
+
+
+def interleaved() -> AbstractContextManager[Any]:
+    """Heads that come back are taken one of each rank, not rank by rank."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        return lambda tensor, source, target: original(
+            tensor, source, 2 if (source, target) == (0, 1) else target
+        )
+
+    return replaced(torch.Tensor, "movedim", make)
+
+
+# what happens to the data
+
+
+def own(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """A rank takes its own for everybody's."""
+    received.copy_(torch.cat([sent] * (received.shape[0] // sent.shape[0])))
+
+
+def own_part(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """A rank's own contribution is taken for the sum."""
+    received.copy_(sent.reshape(-1, *received.shape)[dist.get_rank()])
+
+
+def shifted(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """Every part is taken for that of the rank after it."""
+    received.copy_(received.reshape(dist.get_world_size(), -1).roll(1, 0).reshape(received.shape))
+
+
+def rounded(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """Values lose what bf16 does not hold."""
+    if received.is_floating_point():
+        received.copy_(received.bfloat16())
+
+
+def stale(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """The block before is used again."""
+    received.copy_(sent)
+
+
+def halves(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """The two chunks of a block change places."""
+    if received.dim() == 5:
+        received.copy_(received.roll(received.shape[3] // 2, 3))
+
+
+def low_bit(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """One bit flips, the lowest of one element."""
+    _flip(received, 0)
+
+
+def high_bit(received: torch.Tensor, sent: torch.Tensor) -> None:
+    """One bit flips, high in the mantissa of one fp64 element."""
+    if received.dtype == torch.float64:
+        _flip(received, 48)
+
+
+def _flip(tensor: torch.Tensor, bit: int) -> None:
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    tensor.view(kinds[tensor.element_size()]).view(-1)[0] ^= 1 << bit
+
+
+# the bugs. Of a step's run, the first forward and backward are the first calls.
+
+GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "context.zigzag", "context.ulysses"
+BUGS = [
+    Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
+    Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
+    Bug("future keys not masked", GATHERED, CAUSAL, unmasked, ("parity",)),
+    Bug("gradients not summed", GATHERED, FULL, instead(SCATTER, own_part), ("parity", "traffic", "wrong")),
+    Bug("gradients summed in bf16", GATHERED, FULL, after(SCATTER, rounded), ("parity",)),
+    Bug("a bit flips once", GATHERED, FULL, after(SCATTER, low_bit, (1,), (1,)), ("repeat",)),
+    Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
+    Bug("stale block", RING, CAUSAL, passing(stale, (KEYS,)), ("parity", "wrong")),
+    Bug("one stale block", RING, FULL, passing(stale, (KEYS,), (2,)), ("parity",), 4),
+    Bug("future keys not masked", RING, CAUSAL, unmasked, ("parity",)),
+    Bug("merged by the larger norm", RING, CAUSAL, larger_norm, ("parity",)),
+    Bug("gradients stay", RING, CAUSAL, in_place_of_passing(GRADIENTS), ("parity", "traffic", "wrong")),
+    Bug("keys in bf16 on the wire", RING, FULL, passing(rounded, (KEYS,)), ("parity",)),
+    Bug("every block passed twice", RING, CAUSAL, twice, ("traffic",)),
+    Bug("a bit flips once", RING, FULL, passing(low_bit, (GRADIENTS,), (2,), (0,)), ("repeat",)),
+    Bug("a bit flips always", RING, FULL, passing(low_bit, (KEYS,), (), (0,)), ("wrong",)),
+    Bug("a high bit flips", RING, FULL, passing(high_bit, (KEYS,), (), (0,)), ("parity",)),
+    Bug("chunks side by side", ZIGZAG, SIZES, neighbours, ("parity",)),
+    Bug("chunks change places", ZIGZAG, SIZES, passing(halves, (KEYS,)), ("parity",)),
+    Bug("future keys not masked", ZIGZAG, SIZES, unmasked, ("parity",)),
+    Bug("stale gradient", ZIGZAG, SIZES, passing(stale, (GRADIENTS,), (2,)), ("parity",)),
+    Bug("a bit flips once", ZIGZAG, SIZES, passing(low_bit, (GRADIENTS,), (2,), (1,)), ("repeat",)),
+    Bug("a bit flips always", ZIGZAG, SIZES, passing(low_bit, (GRADIENTS,), (), (1,)), ("wrong",)),
+    Bug("missing exchange", ULYSSES, HEADS, instead(EXCHANGE, stale), ("parity", "traffic", "wrong")),
+    Bug("exchanged in the wrong order", ULYSSES, HEADS, after(EXCHANGE, shifted), ("parity", "wrong")),
+    Bug("heads interleaved on the way back", ULYSSES, HEADS, interleaved, ("parity",)),
+    Bug("future keys not masked", ULYSSES, HEADS, unmasked, ("parity",)),
+    Bug("exchanged in bf16", ULYSSES, HEADS, after(EXCHANGE, rounded), ("parity",)),
+    Bug("a bit flips once", ULYSSES, HEADS, after(EXCHANGE, low_bit, (4,), (0,)), ("repeat",)),
+    Bug("a bit flips always", ULYSSES, HEADS, after(EXCHANGE, low_bit, (), (0,)), ("wrong",)),
+]
