@@ -1,0 +1,94 @@
+"""What the ranks run for the pipeline suite.
+
+The model is cut into stages; p ranks have v stages each, and m micro-batches of `rows` rows of `width` go
+through them. Over every edge between stages on different ranks go m activations one way and m gradients the
+other, rows x width elements each: rank r sends as many tensors as it receives,
+
+    m x (edges of its stages to other ranks)        (an inner rank: 2m with v = 1, 4m looped, 4m in a V)
+
+A schedule (`fixtures.remote.pipeline_orders` has the papers) says who does what when. Every step returns
+what came of one training step beside the unsharded model, how long the ranks waited for each other (the
+bubble: makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" of the last
+such round: [kind, stage, micro-batch, begin, end] of everything that this rank did.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.remote import pipeline_edges, pipeline_run
+from fixtures.remote.steps import Context, step
+
+
+@step
+def afab(ctx: Context, **size: int) -> dict[str, Any]:
+    """All forward, all backward. In flight: m. Bubble: (p - 1)/m.
+
+    Huang et al., "GPipe", arXiv:1811.06965.
+    """
+    return pipeline_run.run(ctx, "gpipe", **size)
+
+
+@step
+def one_f_one_b(ctx: Context, **size: int) -> dict[str, Any]:
+    """p - r forwards, then one backward and one forward in turn. In flight: p - r. Bubble: (p - 1)/m.
+
+    Narayanan et al., arXiv:2006.09503 (PipeDream-Flush).
+    """
+    return pipeline_run.run(ctx, "one_f_one_b", **size)
+
+
+@step
+def interleaved(ctx: Context, **size: int) -> dict[str, Any]:
+    """v stages per rank, around and around. In flight: (v - 1)p + 2(p - 1 - r) + 1. Bubble: (p - 1)/(v m).
+
+    Narayanan et al., arXiv:2104.04473, section 2.2.
+    """
+    return pipeline_run.run(ctx, "interleaved", **size)
+
+
+@step
+def zero_bubble(ctx: Context, **size: int) -> dict[str, Any]:
+    """Interleaved, the weights' gradients put off. In flight: v p. Bubble, with F = I = W: (p - 1)/(3 v m).
+
+    Qi et al., arXiv:2401.10241.
+    """
+    return pipeline_run.run(ctx, "zero_bubble", **size)
+
+
+@step
+def zbv(ctx: Context, **size: int) -> dict[str, Any]:
+    """Two stages per rank in a V. In flight: 2p. Bubble, with F = I = W: (p - 1)/(6m).
+
+    Qi et al., arXiv:2401.10241, section 6 (ZB-V).
+    """
+    return pipeline_run.run(ctx, "zbv", **size)
+
+
+@step
+def dualpipev(ctx: Context, **size: int) -> dict[str, Any]:
+    """Two stages per rank in a V, a forward beside each backward. In flight: 2p + 1. Bubble: (p - 1)/(6m).
+
+    deepseek-ai/DualPipe, dualpipe/dualpipev.py: that bubble with F = I = W and nothing overlapped.
+    """
+    return pipeline_run.run(ctx, "dualpipev", **size)
+
+
+@step
+def edges(
+    ctx: Context, *, dtype: str, size_bytes: int, elements: list[int], iterations: int, budget_s: float
+) -> dict[str, Any]:
+    """Activations to the next rank and gradients to the one before, at once, as in the steady state of 1F1B.
+
+    Rank r sends `size_bytes` to r + 1 (unless last) and to r - 1 (unless first), and receives as much. Every
+    bit is compared with a payload that names its sender, direction and iteration. "edge" is the bandwidth of
+    one direction.
+    """
+    return pipeline_edges.run(
+        ctx,
+        dtype=dtype,
+        size_bytes=size_bytes,
+        elements=elements,
+        iterations=iterations,
+        budget_s=budget_s,
+    )

@@ -1,0 +1,84 @@
+"""A model cut into stages trains as the whole one does, in the order, memory and time of its schedule."""
+
+from __future__ import annotations
+
+from fixtures.check import Check
+from fixtures.plan import INSIDE, NETWORK, Case, over
+
+# Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
+# for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
+# train several pipelines at once.
+SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 720, "repeats": 3, "most": 16}
+EDGES = {
+    "dtype": "bf16",
+    "size_bytes": 8 << 20,  # 2048 tokens of 2048 channels
+    "elements": [1, 257, 65_537],
+    "iterations": 20,
+    "budget_s": 2.0,
+}
+
+
+def case(step: str) -> Case:
+    """Make one schedule's case."""
+    return Case(step, (step.partition(".")[2],), SIZE, {"step": step}, weight=8.0, shared=True)
+
+
+SCHEDULES = [
+    case("pipeline.afab"),
+    case("pipeline.one_f_one_b"),
+    case("pipeline.interleaved"),
+    case("pipeline.zero_bubble"),
+    case("pipeline.zbv"),
+    case("pipeline.dualpipev"),
+]
+NEIGHBOURS = [Case("pipeline.edges", ("edges",), EDGES, {"step": "pipeline.edges"}, weight=4.0, shared=True)]
+
+
+@over(SCHEDULES, INSIDE, NETWORK)
+def test_parity_with_the_unsharded_model(check: Check) -> None:
+    """Order, losses and gradients are those of the same micro-batches on one rank, bit for bit, twice."""
+    check.measure_step()
+    check.judge_parity(payload=False)
+
+
+@over(SCHEDULES, INSIDE, NETWORK)
+def test_traffic_is_the_closed_form(check: Check) -> None:
+    """Each edge carries one activation and one gradient per micro-batch, and nothing else moves."""
+    check.measure_step()
+    check.judge_traffic()
+
+
+@over(SCHEDULES, INSIDE, NETWORK)
+def test_memory_is_the_closed_form(check: Check) -> None:
+    """As many micro-batches are in flight as the schedule says, and only their activations are kept."""
+    check.measure_step()
+    check.judge_memory()
+
+
+@over(SCHEDULES, INSIDE, NETWORK)
+def test_bubble_is_recorded(check: Check) -> None:
+    """The measured bubble beside the formula's and the simulator's."""
+    check.measure_step()
+    check.judge_time()
+
+
+@over(NEIGHBOURS, INSIDE, NETWORK)
+def test_edges_carry_every_bit(check: Check) -> None:
+    """What neighbours send each other arrives, in both directions at once, and nothing else is sent."""
+    check.measure_step()
+    check.judge_parity(repeat=False)
+    check.judge_traffic()
+
+
+@over(NEIGHBOURS, INSIDE)
+def test_bandwidth_of_the_edges_inside_a_node_is_recorded(check: Check) -> None:
+    """An edge inside a node is not what a pipeline is placed on: its figure is for the record."""
+    check.measure_step()
+    check.judge_time()
+
+
+@over(NEIGHBOURS, NETWORK)
+def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
+    """The bandwidth between real neighbours, some of which are on different nodes."""
+    check.measure_step()
+    check.judge_time("edge")

@@ -1,0 +1,249 @@
+"""What a pipeline could do wrong: stale, swapped and rounded tensors, lost gradients, wrong orders, leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import graph
+from torch.distributed import pipelining
+
+from tests.teeth.bug import Bug, Maker, replaced
+
+SIZE = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
+EDGES = {"dtype": "bf16", "size_bytes": 4096, "elements": [257], "iterations": 3, "budget_s": 0.02}
+Stage = pipelining.PipelineStage
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+def in_stage(name: str, make: Maker) -> Patch:
+    """Replace a method of torch's stage."""
+    return lambda: replaced(Stage, name, make)
+
+
+def stale_activation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Micro-batch 1 gets the activation of micro-batch 0 again."""
+    first: dict[int, torch.Tensor] = {}
+
+    def retrieve(self: Any, chunk: int) -> Any:
+        (got,) = original(self, chunk)
+        if chunk == 0:
+            first[self.stage_index] = got.detach().clone()
+        if chunk == 1:
+            got.data.copy_(first[self.stage_index])
+        return (got,)
+
+    return retrieve
+
+
+def rounded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What is sent has been through half the bits of its dtype."""
+
+    def ops(self: Any, chunk: int) -> Any:
+        found = original(self, chunk)
+        for op in found:
+            low = torch.float32 if op.tensor.dtype == torch.float64 else torch.float8_e4m3fn
+            op.tensor = op.tensor.detach().to(low).to(op.tensor.dtype)
+        return found
+
+    return ops
+
+
+def nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """It is not done at all."""
+    return lambda *_args, **_more: None
+
+
+def zero_last_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the last micro-batch does not reach the stages before."""
+
+    def retrieve(self: Any, chunk: int) -> Any:
+        got = original(self, chunk)
+        return tuple(torch.zeros_like(one) for one in got) if chunk == self.chunks - 1 else got
+
+    return retrieve
+
+
+def swapped_micro_batches(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The inputs of the first two micro-batches change places; the targets do not."""
+
+    def split(self: Any, args: Any, kwargs: Any = None) -> Any:
+        chunks, more = original(self, args, kwargs)
+        return [chunks[1], chunks[0], *chunks[2:]], more
+
+    return split
+
+
+def announces_itself(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients go through an all_reduce that no pipeline needs, over ranks with different stages."""
+
+    def reduce_grad(self: Any, factor: int) -> None:
+        dist.all_reduce(torch.zeros(4))
+        original(self, factor)
+
+    return reduce_grad
+
+
+def leaks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Somebody keeps the graph that a whole backward has used, with all that it saved."""
+    kept: list[Any] = []
+
+    def backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        kept.extend(graph.get_gradient_edge(one) for one in roots)
+        original(tensors, grad_tensors, retain_graph=True)
+
+    return backward
+
+
+def forgets_a_weight(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The weights' part of micro-batch 1 is dropped."""
+
+    def weight(self: Any, chunk: int, *args: Any, **more: Any) -> None:
+        kept = [one.grad.clone() if one.grad is not None else None for one in self.submod.parameters()]
+        original(self, chunk, *args, **more)
+        if chunk == 1:
+            for one, before in zip(self.submod.parameters(), kept, strict=True):
+                one.grad = before
+
+    return weight
+
+
+def flips_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One low bit of one activation flips, in the first training step alone that is compared."""
+    seen: list[int] = []
+
+    def retrieve(self: Any, chunk: int) -> Any:
+        (got,) = original(self, chunk)
+        seen.append(chunk)
+        if len(seen) == self.chunks + 1 and got.dtype == torch.float64:
+            got.data.view(torch.int64)[0, 0] ^= 1 << 30
+        return (got,)
+
+    return retrieve
+
+
+def as_afab() -> AbstractContextManager[Any]:
+    """1F1B runs all forwards first: right, and in the memory of AFAB."""
+    gpipe = pipelining.ScheduleGPipe._step_microbatches
+    return replaced(pipelining.Schedule1F1B, "_step_microbatches", lambda _: gpipe)
+
+
+class _Late:
+    """The last of a batch: when it is complete all are, and what was received is tampered with."""
+
+    def __init__(self, work: Any, then: Callable[[], None]) -> None:
+        self.work, self.then = work, then
+
+    def wait(self) -> None:
+        """Wait, then tamper."""
+        self.work.wait()
+        self.then()
+
+
+def received(tamper: Callable[[list[torch.Tensor]], None]) -> Patch:
+    """Do something to what a batch of sends and receives has received."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def batch(ops: list[Any]) -> list[Any]:
+            works = original(ops)
+            got = [op.tensor for op in ops if op.op is dist.irecv]
+            return [*works[:-1], _Late(works[-1], lambda: tamper(got))]
+
+        return batch
+
+    return lambda: replaced(dist, "batch_isend_irecv", make)
+
+
+def flip(got: list[torch.Tensor]) -> None:
+    """Flip one low bit of one element, on rank 1 alone."""
+    if dist.get_rank() == 1:
+        got[0].view(torch.int16)[3] ^= 1
+
+
+def shift(got: list[torch.Tensor]) -> None:
+    """Let everything arrive one element late."""
+    got[0].copy_(got[0].roll(1))
+
+
+def stale_payload(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Send what was there two iterations ago: the buffer is read before it is written."""
+    before: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    def batch(ops: list[Any]) -> list[Any]:
+        for op in ops:
+            if op.op is dist.isend:
+                sent = before.setdefault((op.peer, op.tensor.numel()), [])
+                sent.append(op.tensor.clone())
+                op.tensor = sent[-3] if len(sent) > 2 else op.tensor
+        return list(original(ops))
+
+    return batch
+
+
+def twice(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Everything is sent and received a second time."""
+
+    def batch(ops: list[Any]) -> list[Any]:
+        for work in original(ops):
+            work.wait()
+        return list(original(ops))
+
+    return batch
+
+
+def on(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
+    """Plant a bug in one schedule."""
+    return Bug(name, f"pipeline.{step}", SIZE, patch=patch, red=red, size=size)
+
+
+def at_the_edges(name: str, patch: Patch, *red: str) -> Bug:
+    """Plant a bug between the neighbours."""
+    return Bug(name, "pipeline.edges", EDGES, patch=patch, red=red)
+
+
+STALE = in_stage("_retrieve_recv_activations", stale_activation)
+LAST = in_stage("_retrieve_recv_grads", zero_last_gradient)
+FORGETS = in_stage("backward_weight_one_chunk", forgets_a_weight)
+
+
+def leaking() -> AbstractContextManager[Any]:
+    """Keep every graph."""
+    return replaced(torch.autograd, "backward", leaks)
+
+
+BUGS = [
+    on("afab", "gradients are not divided by m", in_stage("scale_grads", nothing), "parity"),
+    on("afab", "activations lose half their bits", in_stage("get_fwd_send_ops", rounded), "parity"),
+    on("afab", "backward keeps what it has used", leaking, "memory"),
+    on("one_f_one_b", "forwards first", as_afab, "parity", "memory"),
+    on("one_f_one_b", "a stale activation", STALE, "parity"),
+    on("one_f_one_b", "the last gradient is lost", LAST, "parity"),
+    on(
+        "one_f_one_b",
+        "one bit flips once",
+        in_stage("_retrieve_recv_activations", flips_once),
+        "repeat",
+    ),
+    on("one_f_one_b", "an all_reduce too many", in_stage("perform_reduce_grad", announces_itself), "traffic"),
+    on("interleaved", "gradients lose half their bits", in_stage("get_bwd_send_ops", rounded), "parity"),
+    on("interleaved", "backward keeps what it has used", leaking, "memory"),
+    on("zero_bubble", "a weight's turn is forgotten", FORGETS, "parity"),
+    on("zero_bubble", "a stale activation", STALE, "parity"),
+    on("zbv", "a weight's turn is forgotten", FORGETS, "parity"),
+    on("zbv", "the last gradient is lost", LAST, "parity"),
+    on(
+        "dualpipev",
+        "micro-batches in the wrong order",
+        lambda: replaced(pipelining.schedules._PipelineSchedule, "_split_inputs", swapped_micro_batches),
+        "parity",
+    ),
+    on("dualpipev", "backward keeps what it has used", leaking, "memory"),
+    at_the_edges("one low bit flips", received(flip), "wrong", "parity"),
+    at_the_edges("everything shifted by one element", received(shift), "wrong"),
+    at_the_edges("an old payload", lambda: replaced(dist, "batch_isend_irecv", stale_payload), "wrong"),
+    at_the_edges("sent twice", lambda: replaced(dist, "batch_isend_irecv", twice), "traffic"),
+]
