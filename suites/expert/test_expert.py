@@ -1,0 +1,103 @@
+"""Tokens reach their experts and come home, and the experts' work is that of one big model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.check import Check
+from fixtures.plan import INSIDE, NETWORK, Case, over
+
+ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
+LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
+LIMITED = {
+    "tokens_per_rank": 32,
+    "experts_per_rank": 4,
+    "top_k": 4,
+    "words": 16,
+    "most_nodes": 2,
+    "groups": 4,
+}
+# tokens, hidden, top-k. On GPUs the settings of DeepEP's own benchmarks: training, and decoding.
+SIZES = {
+    "normal": {"cpu": [64, 256, 4], "cuda": [4096, 7168, 8]},
+    "low_latency": {"cpu": [8, 256, 4], "cuda": [128, 7168, 8]},
+}
+TIMED = {"iterations": 20, "budget_s": 1.0}
+APART = {
+    "routing": "skewed",
+    "tokens_per_batch": 8,
+    "hidden": 48,
+    "inner": 24,
+    "experts_per_rank": 4,
+    "top_k": 2,
+    "layers": 4,
+    "stage_ms": 5.0,
+}
+KIB = 1 << 10
+EDGES = {"cpu": [4 * KIB, 64 * KIB], "cuda": [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB]}
+
+
+def case(step: str, word: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+    """Plan a step of this suite; `word` tells its variants apart."""
+    words = tuple(part for part in (step.partition(".")[2], word) if part)
+    return Case(step, words, parameters, {"step": step}, weight=4.0, shared=True)
+
+
+TOKENS = [case("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
+PARITY = [case("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
+GROUPS = [case("expert.group_limited", "", **LIMITED)]
+NORMAL = [case("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
+LATENCY = [case("expert.throughput", "low_latency", sizes=SIZES["low_latency"], experts_per_rank=8, **TIMED)]
+PING_PONG = [case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)]
+PATTERN = [case("expert.m2n_speed", "", sizes=EDGES, **TIMED)]
+REPEATED = [*TOKENS, *PARITY, *GROUPS, *PING_PONG]
+TIMED_ONLY = [*LATENCY, *PATTERN]
+
+
+@over(REPEATED, INSIDE, NETWORK)
+def test_parity_with_the_unsharded_model(check: Check) -> None:
+    """Every token comes home as it left; outputs and gradients are those of one big model; twice the same."""
+    check.measure_step()
+    check.judge_parity()
+
+
+@over([*NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
+def test_what_was_timed_arrived(check: Check) -> None:
+    """The rows of the last timed exchange are all there, bit for bit."""
+    check.measure_step()
+    check.judge_parity(repeat=False)
+
+
+@over([*REPEATED, *NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
+def test_traffic_is_the_closed_form(check: Check) -> None:
+    """As many rows go as the routing table says, nothing is padded, and a token crosses to a node once."""
+    check.measure_step()
+    check.judge_traffic()
+
+
+@over(PARITY, INSIDE, NETWORK)
+def test_memory_is_the_closed_form(check: Check) -> None:
+    """A rank holds the router and its share of the experts."""
+    check.measure_step()
+    check.judge_memory()
+
+
+@over([*NORMAL], NETWORK)
+def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
+    """Dispatch and combine across nodes are as fast as the hardware file asks."""
+    check.measure_step()
+    check.judge_time("dispatch", "combine")
+
+
+@over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK)
+def test_time_is_recorded(check: Check) -> None:
+    """Imbalance, saved bytes, latency, utilisation of both sides."""
+    check.measure_step()
+    check.judge_time()
+
+
+@over(NORMAL, INSIDE)
+def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
+    """Dispatch and combine inside a node."""
+    check.measure_step()
+    check.judge_time()

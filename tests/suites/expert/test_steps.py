@@ -1,0 +1,168 @@
+"""The expert steps hold where nothing is wrong, their closed forms at any size, and bad input is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from fixtures.remote import memory
+from fixtures.remote.disaggregated import Sides
+from fixtures.remote.disaggregated_model import Pace, problem
+from fixtures.remote.disaggregated_traffic import batch_rows, expected_traffic
+from fixtures.remote.expert_groups import Nodes, nodes_of, visited
+from fixtures.remote.expert_limited import crossing, hop_matrices, limited_tables
+from fixtures.remote.expert_parallel import Sharded, route
+from fixtures.remote.expert_parity import layer, memory_table, whole
+from fixtures.remote.expert_routing import Shape, imbalance, matrix, tables, top_k, transposed
+from fixtures.remote.expert_speed import Traffic, rank_tables
+from fixtures.remote.models import MoE
+from fixtures.remote.steps import Context
+from fixtures.remote.traffic import count_traffic
+from suites.expert.test_expert import ROUTINGS
+from tests.fixtures.remote.gloo_world import context, run_world
+from tests.suites.parallel import assert_green
+from tests.teeth.expert import APART, LIMITED, PARITY, PATTERN, SPEED, TOKENS
+
+SIZES = (2, 4, 8, 64, 512)
+STEPS: list[tuple[str, dict[str, Any]]] = [
+    *(("expert.dispatch_combine", {**TOKENS, "routing": kind}) for kind in ROUTINGS),
+    *(("expert.parity", {**PARITY, "routing": kind}) for kind in ROUTINGS),
+    ("expert.group_limited", LIMITED),
+    *(("expert.m2n", {**APART, "routing": "skewed", "micro_batches": m}) for m in (1, 2, 3)),
+]
+TIMED: list[tuple[str, dict[str, Any]]] = [("expert.throughput", SPEED), ("expert.m2n_speed", PATTERN)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_part_of_every_step_holds(size: int) -> None:
+    found = assert_green(size, [*STEPS, *TIMED], parts=("parity", "traffic", "figures", "wrong"))
+    for (step, _), results in zip(STEPS, found, strict=False):
+        assert all("repeat" in result for result in results), step
+        assert all(("memory" in result) == (step == "expert.parity") for result in results), step
+    balanced, _, one_hot, _ = (results[0]["figures"]["imbalance"] for results in found[:4])
+    assert (balanced, one_hot) == (1.0, size)
+    assert found[8][0]["figures"]["internode_saved"] > 0.2
+    speed = found[len(STEPS)][0]["figures"]
+    assert {"dispatch", "combine", "dispatch_us", "combine_us"} <= speed.keys()
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+@pytest.mark.parametrize("kind", ROUTINGS)
+def test_no_row_is_lost_or_made_at_any_size(ranks: int, kind: str) -> None:
+    shape = Shape(4, 8, 1, 2 * ranks, 2)
+    sent = matrix(tables(kind, 7, ranks, shape), shape.experts)
+    tokens = 4 * ((ranks + 1) // 2 if kind == "zero_tokens" else ranks)
+    assert sum(map(sum, sent)) == sum(map(sum, transposed(sent))) == 2 * tokens
+    if kind in ("balanced", "one_hot"):
+        assert imbalance(sent) == {"balanced": 1.0, "one_hot": ranks}[kind]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_a_token_crosses_to_at_most_m_nodes_and_once_to_each(ranks: int) -> None:
+    nodes = Nodes(ranks // 2, 2)
+    shape, most = Shape(4, 8, 1, 4 * ranks, 4), min(2, nodes.count)
+    routed = limited_tables(7, ranks, shape, nodes, most)
+    visits = [visited(chosen, shape.experts, nodes) for chosen in routed]
+    assert max(int(one.sum(1).max()) for one in visits) <= most
+    first, second = hop_matrices(routed, shape.experts, nodes)
+    crossed = sum(crossing(first, rank, nodes) for rank in range(ranks))
+    assert crossed == sum(int(one.sum()) - int(one[:, nodes.of(r)].sum()) for r, one in enumerate(visits))
+    assert sum(map(sum, second)) == 4 * 4 * ranks
+    assert sum(crossing(second, rank, nodes) for rank in range(ranks)) == 0
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_every_message_between_the_sides_has_two_ends(ranks: int) -> None:
+    half = ranks // 2
+    roles = Sides(range(half), range(half, ranks), None, None)
+    shape = Shape(4, 8, 4, 2 * half, 2)
+    made = problem(context(0, ranks), "skewed", shape, layers=2, micro_batches=2, ranks=half)
+    rows = batch_rows(made, roles)
+    totals = [expected_traffic(made, roles, rows, rank) for rank in range(ranks)]
+    for part in (0, 1):
+        assert sum(one["send"][part] for one in totals) == sum(one["recv"][part] for one in totals)
+    rows_bytes = 2 * 2 * 2 * half * 2 * 4 * 8 * 8  # there and back, layers, batches, ranks, k T, hidden, fp64
+    header_bytes = 2 * 2 * half * 8 * shape.experts
+    assert sum(one["send"][1] for one in totals) == rows_bytes + header_bytes
+
+
+def fake_speed(ranks: int) -> list[dict[str, Any]]:
+    """What one rank of a fake world of this size issues for a dispatch and a combine."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    shape = Shape(8, 32, 1, 2 * ranks, 2)
+    goes = rank_tables(tables("even", 7, ranks, shape), shape.experts)
+    work = Traffic(context(0, ranks), goes, 32)
+    with count_traffic() as seen:
+        work.dispatch()
+        work.combine()
+    rows = int(goes[0].sum()) + sum(int(one[:, 0].sum()) for one in goes)
+    return seen.table({"all_to_all": (2, 2 * 32 * rows)})
+
+
+def test_timed_exchanges_issue_the_closed_form_in_fake_worlds() -> None:
+    found = run_world(1, lambda _: [fake_speed(ranks) for ranks in (8, 64, 512)])[0]
+    for (line,) in found:
+        assert line["op"] == "all_to_all"
+        assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"])
+
+
+def test_the_router_is_that_of_the_reference_model_when_nothing_is_preferred() -> None:
+    model = MoE(8, 4, 6, 2).double()
+    x = torch.randn(5, 8, dtype=torch.float64)
+    weights, chosen = route(model.router(x), torch.zeros(6), 2, x.dtype)
+    right_weights, right = model.route(x)
+    assert torch.equal(chosen, right)
+    torch.testing.assert_close(weights, right_weights)
+
+
+def test_an_expert_too_many_on_a_rank_is_seen_in_its_memory() -> None:
+    ctx, shape = context(0, 2), Shape(4, 8, 4, 4, 2)
+    made = layer(ctx, "balanced", shape)
+    model = Sharded(whole(ctx, made, torch.float64), made.wanted[0], 0, 2)
+    params = memory_table(model, shape, 2)[0]
+    assert params["bytes"] == params["expected_bytes"] == memory.parameter_bytes(model)
+    model.experts.append(whole(ctx, made, torch.float64).experts[3])
+    params = memory_table(model, shape, 2)[0]
+    assert params["bytes"] == params["expected_bytes"] + 3 * 8 * 4 * 8
+
+
+@pytest.mark.parametrize(("micro_batches", "span_ms"), [(1, 360.0), (2, 380.0), (3, 400.0)])
+def test_the_length_of_a_pass_by_the_formula(micro_batches: int, span_ms: float) -> None:
+    # Six layers of two stages of 20 ms, 10 ms between them; from m = 3 on transfers are hidden.
+    assert 1e3 * Pace(0.02, 0.02, 0.01).span_s(6, micro_batches) == pytest.approx(span_ms)
+
+
+def test_bad_shapes_are_refused_with_all_their_faults() -> None:
+    with pytest.raises(
+        ValueError, match=r"5 experts do not divide .* 2 ranks; .* 9 of 5 experts; .*at least 1"
+    ):
+        Shape(0, 8, 4, 5, 9).refuse(2)
+    with pytest.raises(ValueError, match="unknown routing 'hot'"):
+        tables("hot", 7, 2, Shape(4, 8, 4, 4, 2))
+
+
+def test_real_nodes_count_where_there_are_several() -> None:
+    alone = context(0, 4)
+    assert nodes_of(alone, 4) == Nodes(4, 1)
+    two = Context(0, 4, "gloo", alone.device, ["a", "a", "b", "b"], [0, 1, 0, 1])
+    assert nodes_of(two, 4) == Nodes(2, 2)
+    uneven = Context(0, 4, "gloo", alone.device, ["a", "a", "a", "b"], [0, 1, 2, 0])
+    with pytest.raises(ValueError, match="same number of ranks on every node"):
+        nodes_of(uneven, 4)
+
+
+def test_the_best_experts_are_those_of_the_scores() -> None:
+    assert top_k(torch.tensor([[0.1, 0.9, 0.5]]), 2).tolist() == [[1, 2]]
+
+
+@pytest.mark.quiet
+def test_figures_of_both_sides_rise_with_micro_batches() -> None:
+    cases = [("expert.m2n", {**APART, "layers": 3, "micro_batches": m, "stage_ms": 20.0}) for m in (1, 3)]
+    one, three = (results[0]["figures"] for results in assert_green(2, cases))
+    assert three["utilisation"] > 1.2 * one["utilisation"]
+    assert one["utilisation"] < 0.6
