@@ -139,7 +139,7 @@ def test_the_second_call_costs_nothing(machine: Machine) -> None:
     machine.make("accept")
     machine.make("test")
     pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
-    assert pytest_calls == ["pytest suites/", "pytest tests/ --durations=10"]
+    assert pytest_calls == ["pytest suites/", "pytest tests/ -m not quiet --durations=10"]
     assert not [call for call in machine.calls() if call.startswith("python")]
 
 

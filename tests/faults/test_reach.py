@@ -11,6 +11,7 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
+COLLECTIVES = ("--hardware", "lab-200mbit", "--workload", "nodes,collectives")
 # Every kind of case and little of it; a selection accepts nobody, so verdicts are read check by check.
 FEW = ("--hardware", "lab-200mbit", "-k", "test_node_is_ready or (every_element and fp32)")
 
@@ -19,7 +20,7 @@ def test_unreachable_and_changed_key_are_unproven_and_the_rest_is_accepted(tmp_p
     with Lab.up(nodes=4, rate="200mbit") as lab:
         lab.power_off("n03")
         lab.change_host_key("n04")
-        done = accept(lab, tmp_path, "--hardware", "lab-200mbit")
+        done = accept(lab, tmp_path, *COLLECTIVES)
     assert done.status == 2, done.output
     assert done.listed("accepted") == ["n01", "n02"]
     assert done.listed("unproven") == ["n03", "n04"]
@@ -30,7 +31,7 @@ def test_unreachable_and_changed_key_are_unproven_and_the_rest_is_accepted(tmp_p
 
 def test_a_second_run_is_told_who_holds_the_nodes(tmp_path: Path) -> None:
     with Lab.up(nodes=2, rate="200mbit") as lab:
-        first = Running(lab, tmp_path / "first", "--hardware", "lab-200mbit")
+        first = Running(lab, tmp_path / "first", *COLLECTIVES)
         first.wait_for_ranks()
         second = accept(lab, tmp_path / "second", *FEW)
         done = first.finish(300)

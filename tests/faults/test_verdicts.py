@@ -11,6 +11,7 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
+COLLECTIVES = ("--hardware", "lab-200mbit", "--workload", "nodes,collectives")
 NODES = ["n01", "n02", "n03", "n04"]
 # Every tenth all_reduce on this node ends with the lowest bit of one element flipped.
 CORRUPT = """
@@ -42,7 +43,7 @@ def test_four_healthy_nodes_are_accepted(tmp_path: Path) -> None:
 def test_one_slow_link_and_nobody_is_accepted(tmp_path: Path) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         lab.shape("n03", "150mbit")
-        done = accept(lab, tmp_path, "--hardware", "lab-200mbit", "--workload", "nodes,collectives")
+        done = accept(lab, tmp_path, *COLLECTIVES)
     assert done.status in (1, 2), done.output
     assert done.listed("accepted") == []
     assert any("all_reduce busbw" in fault and "is below" in fault for fault in done.faults())
@@ -51,7 +52,7 @@ def test_one_slow_link_and_nobody_is_accepted(tmp_path: Path) -> None:
 def test_a_corrupted_rank_is_rejected_by_name(tmp_path: Path) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         lab.patch_torch("n02", CORRUPT)
-        done = accept(lab, tmp_path, "--hardware", "lab-200mbit")
+        done = accept(lab, tmp_path, *COLLECTIVES)
     assert done.status == 1, done.output
     assert done.listed("rejected") == ["n02"]
     assert done.listed("accepted") == []
@@ -61,7 +62,7 @@ def test_a_corrupted_rank_is_rejected_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["power_off", "vanish"])
 def test_a_node_that_goes_away_is_unproven_and_the_others_evidence_is_kept(tmp_path: Path, how: str) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
-        running = Running(lab, tmp_path, "--hardware", "lab-200mbit")
+        running = Running(lab, tmp_path, *COLLECTIVES)
         running.wait_for(lambda journal: journal.count('"type":"check"') >= 20)
         getattr(lab, how)("n04")
         done = running.finish(400)

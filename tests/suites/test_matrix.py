@@ -13,10 +13,16 @@ from fixtures.plan import Topology, plan
 from fixtures.provenance import ROOT
 from fixtures.remote.shapes import ALIGN_BYTES, SHAPES
 from suites.collectives import cases, test_bandwidth, test_exactness, test_latency, test_transport
+from suites.context import test_context
+from suites.expert import test_expert
 from suites.nodes import test_reachability
+from suites.pipeline import test_pipeline
+from suites.tensor import test_tensor
+from suites.zero import test_zero
 from thresholds.units import COLLECTIVES, DTYPES
 
-MODULES = (test_reachability, test_exactness, test_bandwidth, test_latency, test_transport)
+COLLECTIVE = (test_exactness, test_bandwidth, test_latency, test_transport)
+MODULES = (test_reachability, *COLLECTIVE, test_zero, test_tensor, test_context, test_pipeline, test_expert)
 TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
 
 
