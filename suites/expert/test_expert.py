@@ -48,7 +48,7 @@ TOKENS = [case("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) 
 PARITY = [case("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
 GROUPS = [case("expert.group_limited", "", **LIMITED)]
 NORMAL = [case("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
-# At decode size the latency counts; a floor on bandwidth is meant for the other size and must not match this one.
+# At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
     replace(
         case("expert.throughput", "low_latency", sizes=SIZES["low_latency"], experts_per_rank=8, **TIMED),
