@@ -96,7 +96,7 @@ class Running:
         assert wait_until(lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1)
 
 
-def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 300.0) -> Finished:
+def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) -> Finished:
     """Run the whole suite to its end."""
     return Running(lab, report, *arguments).finish(timeout_s)
 
