@@ -69,6 +69,7 @@ RUN = {
         "gpu16",
     ),
     ".venv/bin/python -m thresholds lint": (".venv/bin/python -m thresholds lint", 0, "cpu-local.toml: good"),
+    ".venv/bin/python -m tests.teeth context": (".venv/bin/python -m tests.teeth context", 0, "context.ring"),
     EXPLAIN: (EXPLAIN, 0, "judges it: min = 460 GB/s"),
 }
 ELSEWHERE = {

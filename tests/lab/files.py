@@ -88,7 +88,7 @@ def write_boot(files: Path) -> None:
 
 def _mounts(files: Path) -> list[str]:
     """The mounts of a node, in order. No device is called `lab`, so `mount -a` finds none mounted already."""
-    kept = [path for path in (sys.prefix, sys.base_prefix) if _hidden(path)]
+    kept = [path for path in map(os.path.realpath, (sys.prefix, sys.base_prefix)) if _hidden(path)]
     lines = ["lab /proc proc defaults", "lab /sys sysfs defaults", "lab /run tmpfs mode=755"]
     lines += [f"{_escaped(str(files))} {IN_NODE} none bind,X-mount.mkdir"]
     lines += [f"{_escaped(path)} /run/keep{i} none rbind,X-mount.mkdir" for i, path in enumerate(kept)]

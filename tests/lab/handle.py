@@ -54,7 +54,8 @@ class Handle:
             *("--hosts", str(self.hosts_file)),
             *("--ssh-config", str(self.ssh_config)),
             *("--known-hosts", str(self.known_hosts)),
-            *("--remote-python", sys.executable),
+            # Without links on the way: a node's own /tmp may hide where a link starts, not where it leads.
+            *("--remote-python", os.path.join(os.path.realpath(sys.prefix), "bin", "python")),
         ]
 
     def files(self, node: str) -> Path:
