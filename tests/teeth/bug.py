@@ -74,9 +74,10 @@ def replaced(owner: Any, name: str, make: Maker) -> Iterator[None]:
     """Put `make(original)` in the place of a function of torch, or of a method of one of its classes."""
     own = name in vars(owner)
     original = getattr(owner, name)
-    # A static method that is put back as a plain function would be handed the object.
+    # A static method that is put there, or put back, as a plain function would be handed the object.
     kept = vars(owner)[name] if own else original
-    setattr(owner, name, make(original))
+    made = make(original)
+    setattr(owner, name, staticmethod(made) if isinstance(kept, staticmethod) else made)
     try:
         yield
     finally:
