@@ -1,15 +1,11 @@
 """Traffic and memory are the closed forms as equalities, up to worlds that no machine of ours has.
 
-torch's fake process group answers every collective at once and moves nothing: calls, bytes and shapes are
-real, values are not. What compares values is therefore left out here.
+What compares values is left out here.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
@@ -22,11 +18,9 @@ from fixtures.remote.steps import REGISTRY
 from fixtures.remote.zero.training import Task, Trace
 from suites.zero.test_zero import STEPS
 from tests.fixtures.remote.gloo_world import context
+from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import load
 from tests.teeth.zero_patches import bare
-
-DEADLINE_S = 60.0
-ACCOUNTS = ("traffic", "memory")
 
 
 def nothing_trained(task: Task, *_: Any) -> Trace:
@@ -52,11 +46,11 @@ def hooked(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def accounts(size: int, rank: int) -> dict[str, dict[str, Any]]:
+def accounts(size: int, rank: int) -> Accounts:
     """Traffic and memory of every step on one rank of a world of `size`."""
     load([case.step for case in STEPS])
     ctx = context(rank, size)
-    found = {}
+    found: Accounts = []
     with (
         mock.patch.object(DistributedDataParallel, "__init__", hooked(DistributedDataParallel.__init__)),
         mock.patch("fixtures.remote.zero.evidence.unsharded", nothing_trained),
@@ -67,40 +61,10 @@ def accounts(size: int, rank: int) -> dict[str, dict[str, Any]]:
     ):
         for case in STEPS:
             told = REGISTRY[case.step](ctx, **case.parameters)
-            found[case.step] = {part: told[part] for part in ACCOUNTS}
+            found.append((case.step, told["traffic"], told["memory"]))
     return found
-
-
-def fake_world(size: int, rank: int) -> dict[str, dict[str, Any]]:
-    """Run in a process of its own, which a process group never leaves."""
-    fork = multiprocessing.get_context("fork")
-    mine, theirs = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(size, rank, theirs), daemon=True)
-    child.start()
-    theirs.close()  # so that a child that ends without a word is noticed
-    try:
-        assert mine.poll(DEADLINE_S), f"rank {rank} of {size} said nothing for {DEADLINE_S:.0f} s"
-        found: dict[str, dict[str, Any]] = mine.recv()
-    finally:
-        child.kill()
-        child.join()
-    return found
-
-
-def _child(size: int, rank: int, pipe: Connection) -> None:
-    torch.set_num_threads(1)  # the parent's OpenMP threads did not survive the fork
-    dist.init_process_group("fake", rank=rank, world_size=size)
-    pipe.send(accounts(size, rank))
-    os._exit(0)
 
 
 @pytest.mark.parametrize(("size", "rank"), [(8, 0), (8, 7), (64, 63), (512, 0)])
 def test_traffic_and_memory_are_the_closed_forms(size: int, rank: int) -> None:
-    for step, parts in fake_world(size, rank).items():
-        for line in parts["traffic"]:
-            assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"]), (
-                step,
-                line,
-            )
-        for line in parts["memory"]:
-            assert line["bytes"] == line["expected_bytes"], (step, line)
+    assert_closed_forms(fake_world(size, rank, accounts), len(STEPS))

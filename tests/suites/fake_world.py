@@ -1,0 +1,57 @@
+"""One rank of a world that no machine of ours has.
+
+torch's fake process group answers every collective at once and moves nothing: calls, bytes and shapes are
+real, values are not. So traffic and memory can be held to closed forms there, and nothing else can.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 60.0
+Accounts = list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]  # step, traffic, memory
+
+
+def fake_world(size: int, rank: int, accounts: Callable[[int, int], Accounts]) -> Accounts:
+    """Call `accounts(size, rank)` in a process of its own, which a process group never leaves."""
+    fork = multiprocessing.get_context("fork")
+    mine, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=_child, args=(size, rank, accounts, theirs), daemon=True)
+    child.start()
+    theirs.close()  # so that a child that dies (its traceback is on standard error) is told from a slow one
+    try:
+        assert mine.poll(DEADLINE_S), f"rank {rank} of {size} said nothing for {DEADLINE_S:.0f} s"
+        found: Accounts = mine.recv()
+    finally:
+        child.kill()
+        child.join()
+    return found
+
+
+def _child(size: int, rank: int, accounts: Callable[[int, int], Accounts], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # the parent's OpenMP threads did not survive the fork
+    dist.init_process_group("fake", rank=rank, world_size=size)
+    pipe.send(accounts(size, rank))
+    os._exit(0)
+
+
+def assert_closed_forms(found: Accounts, steps: int) -> None:
+    """Every one of so many runs issued what it should, and holds what it should."""
+    assert len(found) == steps
+    for step, traffic, memory in found:
+        assert traffic, step
+        for line in traffic:
+            counted, expected = (
+                (line["count"], line["bytes"]),
+                (line["expected_count"], line["expected_bytes"]),
+            )
+            assert counted == expected, (step, line)
+        for line in memory:
+            assert line["bytes"] == line["expected_bytes"], (step, line)
