@@ -93,11 +93,11 @@ def survivors(bugs: Sequence[Bug]) -> list[str]:
 
 
 def trials(bugs: Sequence[Bug]) -> list[Trial]:
-    """Run each step healthy and then with each of its bugs, many in one world."""
+    """Run each step healthy and then with each of its bugs, those of a step and a size in one world."""
     parallel.load([bug.step for bug in bugs])
     found: list[Trial] = []
-    for size in sorted({bug.size for bug in bugs}):
-        here = [bug for bug in bugs if bug.size == size]
+    for size, step in sorted({(bug.size, bug.step) for bug in bugs}):
+        here = [bug for bug in bugs if (bug.size, bug.step) == (size, step)]
         found += _trials_of(size, [*healthy(here), *here])
     return found
 
