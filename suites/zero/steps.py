@@ -19,16 +19,13 @@ arXiv:2304.11277; Li et al., "PyTorch Distributed", arXiv:2006.15704.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
-
-from fixtures.remote import memory
+from fixtures.remote.engines import engine
 from fixtures.remote.steps import Context, step
-from fixtures.remote.zero import exchanges, mixed
+from fixtures.remote.zero import deepspeed_engine, exchanges, mixed
+from fixtures.remote.zero.answers import ITEM, answer, flat, fully_sharded, holds, hybrid, replicas
 from fixtures.remote.zero.evidence import (
-    Study,
     exact_entries,
     repeat_entries,
     restricted,
@@ -38,12 +35,11 @@ from fixtures.remote.zero.evidence import (
 from fixtures.remote.zero.flat import Zero1, Zero2, Zero3
 from fixtures.remote.zero.mixed import MixedZero1
 from fixtures.remote.zero.overlap import Backward
+from fixtures.remote.zero.policies import cast, prefetched
 from fixtures.remote.zero.recompute import SAVED_BY_BLOCK, Recomputed, activations
 from fixtures.remote.zero.training import EXACT, TRAINING, Task, follow
-from fixtures.remote.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
+from fixtures.remote.zero.wrapped import Replicated, ShardedOptimizer, on_mesh
 
-Entries = list[dict[str, Any]]
-_ITEM = EXACT.itemsize
 _NOTHING_BYTES = 4
 
 
@@ -57,7 +53,7 @@ def ddp(
     times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    block, psi = ITEM * task.block_elements, ITEM * task.elements
     many = study(task, lambda dtype: Replicated(task, dtype, block), "bucket per block")
     one = study(task, lambda dtype: Replicated(task, dtype, 2 * psi), "one bucket")
     added = study(task, lambda dtype: Replicated(task, dtype, block, micro_batches), "accumulated")
@@ -67,9 +63,9 @@ def ddp(
         *added.trace.traffic.table({"all_reduce": (layers, psi)}, "accumulated"),
     ]
     same = exact_entries(one.trace, many.trace, " (one bucket against many)")
-    answer = _answer([many, one, added], traffic, _held(many.engine, psi, psi, psi))
-    answer["parity"] += same
-    return {**answer, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+    told = answer([many, one, added], traffic, holds(many.engine, psi, psi, psi))
+    told["parity"] += same
+    return {**told, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
 
 
 @step
@@ -77,7 +73,7 @@ def zero1(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     """ZeRO stage 1, flat: all gradients are there after backward (Psi), then L reduce-scatters of Psi/L, an
     update of Psi/w, and L all-gathers of Psi/L (arXiv:1910.02054, sections 5.1 and 7.2).
     """
-    return _flat(Task(ctx, width, layers, rows, steps), Zero1, whole=1, kept=1, gathers=1, live=(1, 1))
+    return flat(Task(ctx, width, layers, rows, steps), Zero1, whole=1, kept=1, gathers=1, live=(1, 1))
 
 
 @step
@@ -85,7 +81,7 @@ def zero2(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     """ZeRO stage 2, flat: as stage 1, but a block is reduce-scattered as soon as its gradients are there, so
     that at most Psi/L of whole gradients ever live (arXiv:1910.02054, sections 5.2 and 7.2.1).
     """
-    return _flat(
+    return flat(
         Task(ctx, width, layers, rows, steps), Zero2, whole=1 / layers, kept=1, gathers=1, live=(1, 1)
     )
 
@@ -97,7 +93,7 @@ def zero3(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     most, and none after forward (arXiv:1910.02054, sections 5.3 and 7.2.2).
     """
     task = Task(ctx, width, layers, rows, steps)
-    return _flat(task, Zero3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
+    return flat(task, Zero3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
 
 
 @step
@@ -106,7 +102,28 @@ def fsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dic
     and Psi of whole parameters live after forward. L reduce-scatters of Psi/L in both (arXiv:2304.11277).
     """
     task = Task(ctx, width, layers, rows, steps)
-    return on_mesh(ctx, (ctx.size,), lambda mesh: _fully_sharded(task, mesh))
+    return on_mesh(ctx, (ctx.size,), lambda mesh: fully_sharded(task, mesh))
+
+
+@step
+def fsdp_prefetch(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, speed: dict[str, int]
+) -> dict[str, Any]:
+    """fully_shard that gathers the next block while this one computes, forward and backward: the calls, the
+    bytes and the bits are those of fully_shard without it (2 Psi gathered, Psi reduced; arXiv:2304.11277,
+    section 3.3). How much of the exchange hides is measured on GPUs: gloo on CPUs has no streams.
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    return on_mesh(ctx, (ctx.size,), lambda mesh: prefetched(task, mesh, speed))
+
+
+@step
+def fsdp_mixed(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+    """fully_shard with MixedPrecisionPolicy(bf16, reduce in fp32): of P parameters 2 P bytes gathered twice
+    and 4 P reduced, 4 P/w held of parameters, of gradients and of state (arXiv:2304.11277, section 4.4).
+    """
+    task = Task(ctx, width, layers, rows, steps)
+    return on_mesh(ctx, (ctx.size,), lambda mesh: cast(task, mesh))
 
 
 @step
@@ -116,7 +133,7 @@ def hsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dic
     several nodes of one size; else there are two replicas, or one where the ranks are few or odd.
     """
     task = Task(ctx, width, layers, rows, steps)
-    return on_mesh(ctx, _replicas(ctx), lambda mesh: _hybrid(task, mesh))
+    return on_mesh(ctx, replicas(ctx), lambda mesh: hybrid(task, mesh))
 
 
 @step
@@ -127,106 +144,15 @@ def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: 
     broadcasts one number of 4 bytes.
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    block, psi = ITEM * task.block_elements, ITEM * task.elements
     weights = [psi // (3 * layers)] * 3 * layers
     shares = [sum(weights[rank :: ctx.size]) for rank in range(ctx.size)]
     sent = [share or _NOTHING_BYTES for share in shares]
     done = study(task, lambda dtype: ShardedOptimizer(task, dtype, block))
     traffic = done.trace.traffic.table({"all_reduce": (layers, psi), "broadcast": (ctx.size, sum(sent))})
-    held = _held(done.engine, psi, psi, shares[ctx.rank])
+    held = holds(done.engine, psi, psi, shares[ctx.rank])
     pattern = [("all_reduce", block)] * layers + [("broadcast", share) for share in shares if share]
-    return {**_answer([done], traffic, held), **exchanges.sent(ctx, pattern)}
-
-
-def _answer(studies: list[Study[Any]], traffic: Entries, held: Entries) -> dict[str, Any]:
-    """Join what the studies found, and close their engines."""
-    for one in studies:
-        one.engine.close()
-    return {
-        "parity": [entry for one in studies for entry in one.parity],
-        "repeat": [entry for one in studies for entry in one.repeat],
-        "traffic": traffic,
-        "memory": held,
-    }
-
-
-def _held(
-    engine: Replicated | FullySharded, params: int, grads: int, state: int, variant: str = ""
-) -> Entries:
-    """Compare what an engine of torch's holds now with the closed form."""
-    label = f" ({variant})" if variant else ""
-    model, optimizer = engine.model, engine.optimizer
-    return [
-        memory.entry("params" + label, memory.parameter_bytes(model), params),
-        memory.entry("grads" + label, memory.gradient_bytes(model), grads),
-        memory.entry("optimizer" + label, memory.optimizer_bytes(optimizer), state),
-    ]
-
-
-def _flat(
-    task: Task, stage: type[Zero1], *, whole: float, kept: float, gathers: int, live: tuple[float, float]
-) -> dict[str, Any]:
-    """Run a stage. Shares of Psi: whole gradients at most, parameters kept, whole ones after forward."""
-    psi, block, ranks = _ITEM * task.elements, _ITEM * task.block_elements, task.ctx.size
-    layers = task.layers
-    done = study(task, lambda dtype: stage(task, dtype))
-    expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
-    engine = done.engine
-    held = engine.held_bytes()
-    entries = [
-        memory.entry("params", held["params"], round(kept * psi)),
-        memory.entry("grads", held["grads"], psi // ranks),
-        memory.entry("grads before they are reduced", engine.gradient_peak_bytes, round(whole * psi)),
-        memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), psi // ranks),
-        memory.entry("live unsharded", engine.live_bytes, round(live[0] * psi)),
-        memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
-    ]
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * gathers * layers
-    return {
-        **_answer([done], done.trace.traffic.table(expected), entries),
-        **exchanges.sent(task.ctx, pattern),
-    }
-
-
-def _fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    psi, block, layers = _ITEM * task.elements, _ITEM * task.block_elements, task.layers
-    share = psi // task.ctx.size
-    traffic, held, studies = [], [], []
-    for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, psi)):
-        done = study(task, partial(FullySharded, task, mesh, reshard), variant)
-        expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
-        traffic += done.trace.traffic.table(expected, variant)
-        done.engine.reshard()
-        held += _held(done.engine, share, share, share, variant)
-        held.append(memory.entry(f"live unsharded ({variant})", done.engine.live_bytes, live))
-        studies.append(done)
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * 2 * layers
-    return {**_answer(studies, traffic, held), **exchanges.sent(task.ctx, pattern)}
-
-
-def _replicas(ctx: Context) -> tuple[int, int]:
-    """Replicas and shards."""
-    counts = {ctx.hosts.count(host) for host in ctx.hosts}
-    nodes = len(set(ctx.hosts))
-    if nodes > 1 and len(counts) == 1 and min(counts) > 1:
-        return nodes, ctx.size // nodes
-    return (2, ctx.size // 2) if ctx.size >= 4 and ctx.size % 2 == 0 else (1, ctx.size)
-
-
-def _hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    psi, layers, shards = _ITEM * task.elements, task.layers, mesh.size(1)
-    done = study(task, partial(FullySharded, task, mesh, True))
-    along = {"reduce_scatter": (layers, psi), "all_gather": (2 * layers, 2 * psi)}
-    across = {"all_reduce": (layers, psi // shards)}
-    groups = {
-        "shard": (mesh.get_group("shard"), along),
-        "replicate": (mesh.get_group("replicate"), across),
-    }
-    traffic = done.trace.traffic.tables(groups)
-    done.engine.reshard()
-    held = _held(done.engine, psi // shards, psi // shards, psi // shards)
-    held.append(memory.entry("live unsharded", done.engine.live_bytes, 0))
-    return {**_answer([done], traffic, held), **exchanges.sent_on_mesh(task.ctx, mesh, psi)}
+    return {**answer([done], traffic, held), **exchanges.sent(ctx, pattern)}
 
 
 @step
@@ -252,12 +178,27 @@ def mixed_precision(ctx: Context, *, width: int, layers: int, rows: int, steps: 
 
 
 @step
+def deepspeed(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, stage: int, module: str
+) -> dict[str, Any]:
+    """DeepSpeed's stage 1, 2 or 3: Psi reduced, Psi gathered (stage 3: 2 Psi); Psi of params held (stage 3:
+    Psi/w), Psi/w of masters and of state (arXiv:1910.02054, sections 5 and 7). n/a where nodes lack it.
+    """
+    deepspeed_engine.build_in_job()
+    task, has = Task(ctx, width, layers, rows, steps), engine(ctx, module, deepspeed_engine.NEEDS)
+    block = deepspeed_engine.ITEM * task.block_elements
+    gathers = layers * (2 if stage == 3 else 1)
+    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * gathers
+    return {**deepspeed_engine.studied(task, has, stage), **exchanges.sent(ctx, pattern)}
+
+
+@step
 def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
     """DDP with activation checkpointing: the same traffic as DDP, gradients equal to those without, bit for
     bit, and per block n d saved elements in place of 9 n d (arXiv:1604.06174; derived in `recompute`).
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = _ITEM * task.block_elements, _ITEM * task.elements
+    block, psi = ITEM * task.block_elements, ITEM * task.elements
     less = study(task, lambda dtype: Recomputed(task, dtype, block), "recomputed")
     kept = Replicated(task, EXACT, block)
     same = repeat_entries(less.trace, follow(task, kept, EXACT), " (recomputed against kept)")
@@ -265,22 +206,24 @@ def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -
         activations(task, less.engine, 1, "recomputed"),
         activations(task, kept, SAVED_BY_BLOCK, "kept"),
     ]
-    answer = _answer([less], less.trace.traffic.table({"all_reduce": (layers, psi)}), held)
-    answer["parity"] += same
-    return {**answer, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+    told = answer([less], less.trace.traffic.table({"all_reduce": (layers, psi)}), held)
+    told["parity"] += same
+    return {**told, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
 
 
 @step
 def overlap(ctx: Context, *, layers: int, bucket_bytes: int, stage_s: float, repeats: int) -> dict[str, Any]:
-    """DDP's exchange behind a backward of L stages of `stage_s`: with a bucket per stage 1 - 1/L of it hides,
-    with one bucket none (arXiv:2006.15704, section 3.2; derived in fixtures.remote.zero.overlap).
+    """DDP's exchange behind a backward of L stages, of `stage_s` each or longer where the link is slow. With
+    a bucket per stage 1 - 1/L of it hides, with one bucket none (arXiv:2006.15704, section 3.2; derived in
+    fixtures.remote.zero.overlap).
     """
     psi = layers * bucket_bytes
-    many = Backward(ctx, layers, bucket_bytes // _ITEM, bucket_bytes)
-    one = Backward(ctx, layers, bucket_bytes // _ITEM, 2 * psi)
-    figures = many.figures(stage_s, repeats)
+    many = Backward(ctx, layers, bucket_bytes // ITEM, bucket_bytes)
+    one = Backward(ctx, layers, bucket_bytes // ITEM, 2 * psi)
+    stage_s = many.paced_for_the_link(stage_s, repeats)
+    figures = {"stage_seconds": stage_s, **many.figures(stage_s, repeats)}
     figures |= {f"{name}_one_bucket": value for name, value in one.figures(stage_s, repeats).items()}
-    answer = {
+    told = {
         "parity": many.parity("bucket per stage") + one.parity("one bucket"),
         "repeat": many.repeat("bucket per stage") + one.repeat("one bucket"),
         "traffic": [
@@ -289,4 +232,4 @@ def overlap(ctx: Context, *, layers: int, bucket_bytes: int, stage_s: float, rep
         ],
     }
     sent = exchanges.sent(ctx, [("all_reduce", bucket_bytes)] * layers)
-    return {**answer, **sent, "figures": {**sent["figures"], **figures}}
+    return {**told, **sent, "figures": {**sent["figures"], **figures}}

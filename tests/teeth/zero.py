@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from suites.zero.test_zero import OVERLAP, STEPS
-from tests.teeth.bug import Bug, Patch
+import torch
+
+from suites.zero.test_zero import DEEPSPEED, OVERLAP, STEPS
+from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.flips import transient
+from tests.teeth.zero_memory import (
+    narrow_model,
+    no_masters,
+    reduced_late,
+    shares_of_whole,
+    state_for_all,
+    unfreed_after,
+)
 from tests.teeth.zero_patches import (
     bf16_hook,
     checkpointed,
@@ -13,9 +24,9 @@ from tests.teeth.zero_patches import (
     dropped,
     dropped_in_groups,
     flipped_always,
-    flipped_once,
     for_good,
     hooked,
+    kept_when_prefetched,
     kept_whole,
     late_hook,
     narrow_input,
@@ -28,19 +39,99 @@ from tests.teeth.zero_patches import (
     one_bucket,
     only_with_grad,
     other_input,
+    policy,
     rotated,
     sum_hook,
     summed,
+    transient_in_bucket,
     twice,
 )
 
 _PARAMETERS = {case.step: case.parameters for case in [*STEPS, *OVERLAP]}
+_STAGES = {
+    f"stage {number}": {**case.parameters, "module": "tests.suites.zero.deepspeed_stub"}
+    for number, case in enumerate(DEEPSPEED, 1)
+}
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+
+
+def of_model(make: Maker) -> Patch:
+    """Replace what gives a model its dtype."""
+    return lambda: replaced(torch.nn.Module, "to", make)
 
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
     return Bug(name, step, _PARAMETERS[step], patch, red, size)
 
 
+# One lowest bit, once, in each kind of exchange: in the first run in fp64, or (`late`) in one in bf16.
+_TRANSIENTS = [
+    _bug("zero.ddp", "lowest bit flips once", transient_in_bucket(4), "repeat"),
+    _bug("zero.ddp", "lowest bit flips once, late", transient_in_bucket(20), "repeat"),
+    _bug("zero.recompute", "lowest bit flips once", transient_in_bucket(6), "repeat"),
+    _bug("zero.zero_redundancy", "lowest bit flips once", transient_in_bucket(6), "repeat"),
+    _bug("zero.zero_redundancy", "lowest bit flips once, broadcast", transient("broadcast", 3), "repeat"),
+    *(
+        _bug(f"zero.{step}", f"lowest bit flips once, {call}", transient(call, 3, element=5), "repeat")
+        for step in ("zero1", "zero2", "zero3", "fsdp", "fsdp_prefetch", "fsdp_mixed", "mixed_precision")
+        for call in ("all_gather_single", "reduce_scatter_single")
+    ),
+    _bug("zero.zero1", "lowest bit flips once, late", transient("all_gather_single", 20), "repeat"),
+    _bug("zero.fsdp", "lowest bit flips once, late", transient("reduce_scatter_single", 20), "repeat"),
+    *(
+        _bug("zero.hsdp", f"lowest bit flips once, {call}", transient(call, 5), "repeat", size=4)
+        for call in ("all_gather_single", "reduce_scatter_single", "all_reduce")
+    ),
+]
+_MEMORY = [
+    *(
+        _bug(f"zero.{step}", "optimizer state for all ranks", state_for_all(SGD), "memory")
+        for step in (
+            "ddp",
+            "zero1",
+            "zero2",
+            "zero3",
+            "fsdp",
+            "fsdp_prefetch",
+            "fsdp_mixed",
+            "zero_redundancy",
+        )
+    ),
+    _bug("zero.hsdp", "optimizer state for all ranks", state_for_all(SGD), "memory", size=4),
+    _bug("zero.mixed_precision", "optimizer state for all ranks", state_for_all(ADAM), "memory"),
+    _bug("zero.mixed_precision", "no fp32 masters", no_masters, "memory", "traffic"),
+    _bug("zero.fsdp_mixed", "no fp32 masters", of_model(narrow_model), "memory"),
+    _bug("zero.zero1", "share of the gradients is a view of all", shares_of_whole(SGD), "memory"),
+    _bug("zero.zero2", "share of the gradients is a view of all", shares_of_whole(SGD), "memory"),
+    _bug("zero.zero2", "gradients kept until backward is over", reduced_late, "memory"),
+    _bug("zero.zero3", "gradients kept until backward is over", reduced_late, "memory"),
+    _bug("zero.zero3", "parameters not freed once", unfreed_after(9), "memory"),
+    _bug("zero.fsdp_prefetch", "never resharded", kept_whole, "traffic", "memory"),
+    _bug("zero.fsdp_mixed", "never resharded", kept_whole, "traffic", "memory"),
+]
+_CAST = [
+    _bug("zero.fsdp_mixed", "reduced in bf16", policy(reduce_dtype=None), "parity", "traffic"),
+    _bug("zero.fsdp_mixed", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug(
+        "zero.fsdp_prefetch",
+        "kept when prefetched",
+        kept_when_prefetched("set_modules_to_forward_prefetch"),
+        "traffic",
+        "memory",
+    ),
+    _bug("zero.fsdp_prefetch", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.fsdp_prefetch", "gathered off by one shard", of("all_gather_single", rotated), "parity"),
+]
+_DEEPSPEED = [
+    Bug(f"{name}, {stage}", "zero.deepspeed", parameters, patch, red)
+    for stage, parameters in _STAGES.items()
+    for name, patch, red in (
+        ("gathered off by one shard", of("all_gather_single", rotated), ("parity", "wrong")),
+        ("optimizer state for all ranks", state_for_all(SGD), ("memory",)),
+        ("lowest bit flips once", transient("all_gather_single", 2), ("repeat",)),
+        ("gathered twice", of("all_gather_single", twice), ("traffic",)),
+    )
+]
 BUGS = [
     _bug(
         "zero.ddp", "no_sync synchronises", ddp("no_sync", lambda _: lambda _self: nullcontext()), "traffic"
@@ -54,7 +145,6 @@ BUGS = [
     _bug("zero.zero1", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
     _bug("zero.zero1", "no all-gather", of("all_gather_single", dropped), "parity", "traffic", "wrong"),
     _bug("zero.zero1", "gathered off by one shard", of("all_gather_single", rotated), "parity", "wrong"),
-    _bug("zero.zero1", "a bit of rank 1 flips once", of("all_gather_single", flipped_once), "repeat"),
     _bug("zero.zero2", "shard of the next rank", of("reduce_scatter_single", next_shard), "parity", "wrong"),
     _bug("zero.zero2", "reduced twice", of("reduce_scatter_single", twice), "traffic"),
     _bug("zero.zero2", "reduced in bf16", of("reduce_scatter_single", narrowed), "parity", "traffic"),
@@ -98,4 +188,8 @@ BUGS = [
     _bug("zero.recompute", "second forward differs", checkpointed(other_input), "parity"),
     _bug("zero.overlap", "buckets ignored", ddp("__init__", one_bucket), "traffic"),
     _bug("zero.overlap", "sum in place of mean", hooked(sum_hook), "parity"),
+    *_TRANSIENTS,
+    *_MEMORY,
+    *_CAST,
+    *_DEEPSPEED,
 ]

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from fixtures.remote.zero import wrapped
+from fixtures.remote.zero import policies, wrapped
 from tests.teeth.bug import Patch, replaced
+from tests.teeth.flips import transient
 
 Call = Callable[..., Any]
 
@@ -102,19 +104,6 @@ def narrowed(original: Call) -> Call:
     return call
 
 
-def flipped_once(original: Call) -> Call:
-    """Bit 8 of one element flips on rank 1, once, in the fourth gather: 2^-44 of it, below tolerance."""
-    count = itertools.count(1)
-
-    def call(whole: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        done = original(whole, *args, **kwargs)
-        if next(count) == 4 and dist.get_rank() == 1:
-            whole.data.view(torch.uint8)[1] ^= 1
-        return done
-
-    return call
-
-
 def flipped_always(original: Call) -> Call:
     """The lowest bit of the first element flips on rank 1, always."""
 
@@ -152,8 +141,24 @@ def hooked(hook: Call) -> Patch:
     return lambda: replaced(DistributedDataParallel, "__init__", make)
 
 
+def transient_in_bucket(number: int) -> Patch:
+    """The lowest bit of one element flips once, in what the so-manyth bucket comes back as."""
+
+    @contextmanager
+    def patch() -> Iterator[None]:
+        with hooked(mean_hook)(), transient("all_reduce", number)():
+            yield
+
+    return patch
+
+
 def sum_hook(_state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     return future(reduced(bucket.buffer()))
+
+
+def mean_hook(_state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook, through a call that can be replaced."""
+    return future(reduced(bucket.buffer()).div_(dist.get_world_size()))
 
 
 def bf16_hook(_state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -217,6 +222,29 @@ def kept_whole() -> AbstractContextManager[Any]:
         return call
 
     return replaced(wrapped, "fully_shard", make)
+
+
+def policy(**changed: Any) -> Patch:
+    """fully_shard is told other dtypes than it was to be told."""
+
+    def make(original: Call) -> Call:
+        return lambda **asked: original(**{**asked, **changed})
+
+    return lambda: replaced(policies, "MixedPrecisionPolicy", make)
+
+
+def kept_when_prefetched(name: str) -> Patch:
+    """A block that was asked for ahead of time is kept whole until backward."""
+
+    def make(original: Call) -> Call:
+        def ask(self: Any, modules: Any) -> None:
+            original(self, modules)
+            for module in modules:
+                module.set_reshard_after_forward(False)
+
+        return ask
+
+    return lambda: replaced(FSDPModule, name, make)
 
 
 def checkpointed(make: Callable[[Call], Call]) -> Patch:

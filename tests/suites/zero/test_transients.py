@@ -1,0 +1,138 @@
+"""One lowest bit that flips once, anywhere: in any element of any exchange of any step of any technique."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from fixtures.remote.steps import Context
+from fixtures.remote.zero.evidence import repeat_entries
+from fixtures.remote.zero.flat import Zero1, Zero2, Zero3
+from fixtures.remote.zero.mixed import MixedZero1
+from fixtures.remote.zero.recompute import Recomputed
+from fixtures.remote.zero.training import EXACT, TRAINING, Engine, Task, Trace, follow
+from fixtures.remote.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
+from tests.fixtures.remote.gloo_world import run_world
+from tests.teeth.bug import replaced
+from tests.teeth.flips import OUTPUTS, flipped_in_call
+from tests.teeth.zero_patches import hooked, mean_hook
+
+SIZE, BUCKET_BYTES = 2, 192
+Make = Callable[[Task], Engine]
+Places = Mapping[str, list[int]]  # by call of torch.distributed, the elements of what each one delivered
+
+FLAT: dict[str, Make] = {
+    "zero1": lambda task: Zero1(task, EXACT),
+    "zero2": lambda task: Zero2(task, EXACT),
+    "zero3": lambda task: Zero3(task, EXACT),
+    "zero3 in bf16": lambda task: Zero3(task, TRAINING),
+    "mixed_precision": MixedZero1,
+}
+BUCKETS: dict[str, Make] = {
+    "ddp": lambda task: Replicated(task, EXACT, BUCKET_BYTES),
+    "no_sync": lambda task: Replicated(task, EXACT, BUCKET_BYTES, 2),
+    "recompute": lambda task: Recomputed(task, EXACT, BUCKET_BYTES),
+    "zero_redundancy": lambda task: ShardedOptimizer(task, EXACT, BUCKET_BYTES),
+}
+SHARDS: dict[str, tuple[tuple[int, ...], bool]] = {
+    "fsdp, resharded": ((2,), True),
+    "fsdp, kept": ((2,), False),
+    "hsdp, each rank a replica": ((2, 1), True),
+}
+EXCHANGES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast")
+
+
+def places(run: Callable[[], Trace]) -> tuple[Trace, Places]:
+    """A healthy run, and where a bit of it could flip."""
+    found: dict[str, list[int]] = {name: [] for name in EXCHANGES}
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            output = args[0] if args else next(kwargs[key] for key in OUTPUTS if key in kwargs)
+            found[name].append(output.numel())
+            return original(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in EXCHANGES:
+            stack.enter_context(replaced(dist, name, partial(noted, name)))
+        return run(), found
+
+
+def swept(task: Task, make: Make) -> tuple[int, list[str]]:
+    """How many flips were tried, and which of them no entry tells."""
+    dtype = TRAINING if isinstance(engine := make(task), MixedZero1) else None
+
+    def run() -> Trace:
+        engine = make(task)
+        weights = next(iter(engine.parameters().values()))
+        try:
+            return follow(task, engine, dtype or weights.dtype)
+        finally:
+            engine.close()
+
+    engine.close()
+    right, found = places(run)
+    assert not differing(right, run()), "a healthy run does not repeat"
+    tried, missed = 0, []
+    for name, calls in found.items():
+        for number, elements in enumerate(calls, 1):
+            # All of the last call's, which has the least time to show; of each other call one, in turn.
+            for element in range(elements) if number == len(calls) else [number % elements]:
+                with replaced(dist, name, flipped_in_call(number, element)):
+                    wrong = differing(right, run())
+                tried += 1
+                if dist.get_rank() == 1 and not wrong:
+                    missed.append(f"{name}, call {number} of {len(calls)}, element {element}")
+    return tried, missed
+
+
+def differing(right: Trace, again: Trace) -> list[str]:
+    return [entry["what"] for entry in repeat_entries(again, right) if entry["error"] > entry["tolerance"]]
+
+
+def swept_on_mesh(ctx: Context, shape: tuple[int, ...], reshard: bool) -> tuple[int, list[str]]:
+    found: list[tuple[int, list[str]]] = []
+
+    def work(mesh: DeviceMesh) -> dict[str, Any]:
+        found.append(swept(small(ctx), lambda task: FullySharded(task, mesh, reshard, EXACT)))
+        return {}
+
+    on_mesh(ctx, shape, work)
+    return found[0]
+
+
+def small(ctx: Context) -> Task:
+    return Task(ctx, width=2, layers=2, rows=2, steps=2)
+
+
+def none_missed(sweep: Callable[[Context], tuple[int, list[str]]], least: int) -> None:
+    for tried, missed in run_world(SIZE, sweep):
+        assert tried >= least
+        assert missed == []
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_in_flat_buffers(name: str) -> None:
+    none_missed(lambda ctx: swept(small(ctx), FLAT[name]), least=3 + 12 + 3 + 24)
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_in_buckets(name: str) -> None:
+    def sweep(ctx: Context) -> tuple[int, list[str]]:
+        with hooked(mean_hook)():
+            return swept(small(ctx), BUCKETS[name])
+
+    none_missed(sweep, least=2 + 24)
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_in_shards(name: str) -> None:
+    none_missed(lambda ctx: swept_on_mesh(ctx, *SHARDS[name]), least=3 + 24)

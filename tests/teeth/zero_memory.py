@@ -1,0 +1,102 @@
+"""What a stack of data parallelism could keep that it should not: replacements of torch's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from tests.teeth.bug import Patch, replaced
+
+Call = Callable[..., Any]
+
+
+def state_for_all(optimizer: type[torch.optim.Optimizer]) -> Patch:
+    """Beside its share of a state, an optimizer keeps as much as all ranks' shares."""
+
+    def make(original: Call) -> Call:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            done = original(self, *args, **kwargs)
+            for weight, state in self.state.items():
+                state["of all ranks"] = torch.zeros(dist.get_world_size(), *weight.shape, dtype=weight.dtype)
+            return done
+
+        return step
+
+    return lambda: replaced(optimizer, "step", make)
+
+
+def reduced_late() -> AbstractContextManager[Any]:
+    """What is to happen as soon as a gradient is there happens when backward is over."""
+
+    def make(original: Call) -> Call:
+        def register(self: torch.Tensor, hook: Call) -> Any:
+            def late(weight: torch.Tensor) -> None:
+                Variable._execution_engine.queue_callback(lambda: hook(weight))
+
+            return original(self, late)
+
+        return register
+
+    return replaced(torch.Tensor, "register_post_accumulate_grad_hook", make)
+
+
+def narrow_model(original: Call) -> Call:
+    """A model that is to be kept in fp32 is kept in bf16."""
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        narrow = [torch.bfloat16 if value is torch.float32 else value for value in args]
+        done: torch.nn.Module = original(self, *narrow, **kwargs)
+        return done
+
+    return to
+
+
+def no_masters() -> AbstractContextManager[Any]:
+    """What is to be widened to fp32 stays as it is."""
+
+    def make(original: Call) -> Call:
+        def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            narrow = self.dtype is torch.bfloat16 and torch.float32 in args
+            return self if narrow else original(self, *args, **kwargs)
+
+        return to
+
+    return replaced(torch.Tensor, "to", make)
+
+
+def unfreed_after(count: int) -> Patch:
+    """The so-manyth time that memory is to be given back, and from then on, it is not."""
+
+    def make(original: Call) -> Call:
+        seen = {"calls": 0}
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            seen["calls"] += size == 0
+            return original(storage, size) if size or seen["calls"] < count else None
+
+        return resize
+
+    return lambda: replaced(torch.UntypedStorage, "resize_", make)
+
+
+def shares_of_whole(optimizer: type[torch.optim.Optimizer]) -> Patch:
+    """A rank's share of the gradients is a view of the whole, which lives as long as the share does."""
+
+    def make(original: Call) -> Call:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            done = original(self, *args, **kwargs)
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    whole = weight.grad.new_zeros(dist.get_world_size() * weight.grad.numel())
+                    whole[: weight.grad.numel()] = weight.grad.reshape(-1)
+                    weight.grad.data = whole[: weight.grad.numel()].view(weight.grad.shape)
+            return done
+
+        return step
+
+    return lambda: replaced(optimizer, "step", make)
