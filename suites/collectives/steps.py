@@ -78,6 +78,7 @@ def sweep(
         for i in range(samples.last - work.kept + 1, samples.last + 1):
             _keep(wrong, work.check(i))
         measured.append({"size_bytes": size, "seconds": samples.seconds, "warmup": samples.warmup})
+        del work  # its buffers go before the next are made
     rate = timing.copy_rate(ctx) if copy else None
     return {"sizes": measured, "wrong": wrong, "copy_gigabytes_per_s": rate}
 
@@ -129,10 +130,10 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
         timing.complete(ctx)
         ctx.progress.done(number)
     timing.barrier(ctx)  # the counters are the node's: its other ranks must have finished too
-    after = ports.read_counters()
+    sent = size_bytes * (3 * (ctx.size - 1) + ctx.size) // ctx.size
+    after = ports.settled_counters(before, sent)
     for work in works:
         _keep(wrong, work.check(0))
-    sent = size_bytes * (3 * (ctx.size - 1) + ctx.size) // ctx.size
     used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))
     return {"transport": used, "wrong": wrong}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fixtures.remote import transport
+from fixtures.remote.collectives import exchange
 from fixtures.remote.shapes import SHAPES
 from fixtures.remote.steps import REGISTRY, Context, Unsupported
 from suites.collectives import steps
@@ -74,7 +77,7 @@ def test_the_transport_step_measures_a_checked_payload(monkeypatch: pytest.Monke
         seen.extend([backend, before, after, payload_bytes, shape])
         return {"network": "sockets"}
 
-    monkeypatch.setattr(transport, "read_counters", lambda: next(readings))
+    monkeypatch.setattr(transport, "read_counters", lambda *sysfs: next(readings))
     monkeypatch.setattr(transport, "describe", describe)
 
     def run(ctx: Context) -> Any:
@@ -93,3 +96,22 @@ def test_the_real_transport_of_a_loopback_world_is_told() -> None:
     for answer in run_world(2, run):
         assert answer["wrong"] == []
         assert answer["transport"]
+
+
+def test_the_buffers_of_a_size_are_gone_before_those_of_the_next_are_made() -> None:
+    def run(ctx: Context) -> Any:
+        made: list[weakref.ref[Any]] = []
+        alive: list[int] = []
+
+        def noted(*args: Any, **options: Any) -> Any:
+            alive.append(sum(one() is not None for one in made))
+            work = exchange(*args, **options)
+            made.append(weakref.ref(work))
+            return work
+
+        asked: Any = {"collective": "all_reduce", "dtype": "fp32", "sizes": SIZES, "copy": False}
+        with mock.patch("suites.collectives.steps.exchange", noted):
+            steps.sweep(ctx, **asked, iterations=10, budget_s=20)
+        return alive
+
+    assert run_world(2, run) == [[0, 0, 0]] * 2
