@@ -70,6 +70,21 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Sizes of the expert steps: tokens, hidden and top-k in training and decoding, bytes from M to N."""
+
+    normal: tuple[int, int, int]
+    low_latency: tuple[int, int, int]
+    m2n: tuple[int, ...]
+    source: str
+
+    def sizes(self, name: str) -> list[int]:
+        """Those of an entry of the table, by its name."""
+        known = {"normal": self.normal, "low_latency": self.low_latency, "m2n": self.m2n}
+        return list(known[name])
+
+
+@dataclass(frozen=True)
 class Hardware:
     """A checked hardware file. `judges` says what a file without accelerators honestly judges.
 
@@ -89,6 +104,7 @@ class Hardware:
     absent: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    experts: Experts | None = None
     path: Path | None = None
     sha256: str = ""
 

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from thresholds import rules
 from thresholds.faults import Fault, HardwareFileError
-from thresholds.hardware import Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
+from thresholds.hardware import Experts, Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
 from thresholds.parse import Sections
 from thresholds.schema import (
     ExpectSection,
+    ExpertsSection,
     GapSection,
     HardwareSection,
+    LayerSection,
     LimitSection,
     LineRateSection,
     RowSection,
+    Section,
     SweepSection,
 )
 from thresholds.units import INSIDE_LINKS
@@ -137,9 +140,20 @@ def _hardware(sections: Sections, rows: tuple[Row, ...], path: Path, sha256: str
         sweep=Sweep(tuple(sweep.bandwidth), tuple(sweep.plateau), tuple(sweep.latency), sweep.iterations),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
+        experts=_experts(sections.tables.get("experts")),
         path=path,
         sha256=sha256,
     )
+
+
+def _experts(section: Section | None) -> Experts | None:
+    if not isinstance(section, ExpertsSection):
+        return None
+
+    def layer(one: LayerSection) -> tuple[int, int, int]:
+        return one.tokens, one.hidden, one.top_k
+
+    return Experts(layer(section.normal), layer(section.low_latency), tuple(section.m2n), section.source)
 
 
 def _line_rate(inside: str, section: LineRateSection) -> LineRate:

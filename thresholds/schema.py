@@ -33,6 +33,12 @@ def _rising(sizes: list[int]) -> list[int]:
     return sizes
 
 
+def _of_words(sizes: list[int]) -> list[int]:
+    if any(size % 8 for size in sizes):
+        raise ValueError("write sizes of whole words, multiples of 8B: the payload is 64-bit integers")
+    return sizes
+
+
 def _says_something(text: str) -> str:
     if len([letter for letter in text if letter.isalnum()]) < 4:
         raise ValueError(f"{text!r} says nothing; write a sentence, or repository@commit and path")
@@ -120,6 +126,26 @@ class SweepSection(Section):
     iterations: Annotated[int, Field(ge=10, le=10_000)] = 20
 
 
+_Length = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class LayerSection(Section):
+    """What an expert layer moves: tokens of a rank, their width, and how many experts each has."""
+
+    tokens: _Length
+    hidden: Annotated[int, Field(ge=8, le=1 << 17, multiple_of=8)]  # rows of bf16 in words of 16 bytes
+    top_k: Annotated[int, Field(ge=1, le=16)]  # two ranks of the steps have 16 experts
+
+
+class ExpertsSection(Section):
+    """[experts]: sizes of expert dispatch (training, and decoding) and of M-to-N exchanges."""
+
+    normal: LayerSection
+    low_latency: LayerSection
+    m2n: Annotated[Sizes, AfterValidator(_of_words)]
+    source: Sentence
+
+
 class RowSection(Section):
     """What [[limit]] and [[gap]] have in common: the metric, and the selectors that a case must match."""
 
@@ -173,6 +199,7 @@ TABLES: dict[str, type[Section]] = {
     "expect": ExpectSection,
     "line_rate": LineRateSection,
     "sweep": SweepSection,
+    "experts": ExpertsSection,
 }
 ROWS: dict[str, type[RowSection]] = {"limit": LimitSection, "gap": GapSection}
 LOOSE = tuple(Loose.model_fields)

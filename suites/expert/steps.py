@@ -6,16 +6,18 @@ of a row. An uneven all-to-all counts as the bytes that a rank puts in.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from fixtures.remote import parity as near
-from fixtures.remote import timing
-from fixtures.remote.disaggregated import run_pass, sides
+from fixtures.remote.disaggregated import attention_ranks, sides
 from fixtures.remote.disaggregated_model import problem
-from fixtures.remote.disaggregated_speed import pace_figures, pattern_speed
-from fixtures.remote.disaggregated_traffic import batch_rows, exact_both_ways, expected_traffic
+from fixtures.remote.disaggregated_speed import pattern_speed
+from fixtures.remote.disaggregated_trial import disaggregated_trial
+from fixtures.remote.expert_deepep import opened
+from fixtures.remote.expert_engine import Pace, layer_trial, load, tokens_trial
 from fixtures.remote.expert_groups import nodes_of, two_hops
 from fixtures.remote.expert_limited import crossings, limited
 from fixtures.remote.expert_parity import (
@@ -23,13 +25,16 @@ from fixtures.remote.expert_parity import (
     compared_bf16,
     layer,
     memory_table,
-    run_sharded,
+    repeated,
+    run_recorded,
     run_unsharded,
 )
+from fixtures.remote.expert_parts import every_size
 from fixtures.remote.expert_payload import scaled, through_all_to_all
 from fixtures.remote.expert_routing import Shape, column, imbalance, matrix, tables, transposed
-from fixtures.remote.expert_speed import Traffic, figures, rank_tables, timed
+from fixtures.remote.expert_speed import Traffic, rank_tables
 from fixtures.remote.expert_tokens import TAGS, compared_tokens, round_trip, tokens
+from fixtures.remote.expert_worlds import sizes_in
 from fixtures.remote.steps import Context, step
 from fixtures.remote.traffic import count_traffic
 
@@ -91,16 +96,18 @@ def parity(
     right = run_unsharded(ctx, made, torch.float64)
     ctx.progress.phase("sharded")
     with count_traffic() as seen:
-        found, model = run_sharded(ctx, made, torch.float64)
-    again, _ = run_sharded(ctx, made, torch.float64)
-    half, _ = run_sharded(ctx, made, torch.bfloat16)
+        found, model, deliveries = run_recorded(ctx, made, torch.float64)
+    half, _, of_half = run_recorded(ctx, made, torch.bfloat16)
     unsharded_half = run_unsharded(ctx, made, torch.bfloat16)
     sent = matrix(tables(routing, ctx.seed, ctx.size, shape), shape.experts)
     sizes = _INT64_BYTES * shape.experts + 2 * _rows(sent, ctx.rank) * hidden * _FP64_BYTES
     gate_bytes = hidden * shape.experts * _FP64_BYTES
     return {
         "parity": compared(found, right) + compared_bf16(half, unsharded_half, right),
-        "repeat": [near.equal(name, again[name], found[name]) for name in found],
+        "repeat": [
+            *repeated(ctx, made, torch.float64, found, deliveries),
+            *repeated(ctx, made, torch.bfloat16, half, of_half),
+        ],
         "traffic": seen.table({"all_to_all": (5, sizes), "all_reduce": (1, gate_bytes)}),
         "memory": memory_table(model, shape, ctx.size),
         "figures": {"imbalance": imbalance(sent)},
@@ -164,23 +171,71 @@ def throughput(
     with count_traffic() as seen:
         work.dispatch()
         work.combine()
-    there = timed(ctx, work.dispatch, iterations, budget_s / 2, "dispatch")
-    back = timed(ctx, work.combine, iterations, budget_s / 2, "combine")
-    bytes_moved = 2 * hidden * (sum(work.sent) + sum(work.received))
-    exact = [[rows * hidden // 4 for rows in one.sum(0).tolist()] for one in goes]
+    timed = work.timed(ctx, iterations, budget_s)
     return {
-        "samples": min(len(there), len(back)),
-        "parity": [
-            near.equal("tokens at experts", work.arrived, work.expected(goes)),
-            near.equal("tokens at home", work.back, work.x[work.token]),
-        ],
-        "traffic": seen.table({"all_to_all": (2, bytes_moved)}),
-        "figures": {
-            **figures("dispatch", there, work.received_bytes()),
-            **figures("combine", back, work.received_bytes()),
-        },
-        "wrong": _exact(ctx, exact),
+        **timed,
+        "parity": work.parity(),
+        "traffic": seen.table({"all_to_all": (2, work.traffic_bytes())}),
+        "wrong": _exact(ctx, work.exact(goes)),
     }
+
+
+@step
+def groups(
+    ctx: Context,
+    *,
+    group_sizes: dict[str, list[int]],
+    sizes: dict[str, list[int]],
+    experts_per_rank: int,
+    iterations: int,
+    budget_s: float,
+) -> dict[str, Any]:
+    """Expert parallelism in groups of s consecutive ranks, all groups at work at once, for every size s.
+
+    `group_sizes` are asked for by kind of device; those count that divide a larger world, and where none does
+    the world is the one group. In a group of s with E experts: E counts, k T_r rows there and R_r back, then
+    D_r rows there and C_r back of W' bytes: 8 E + W (k T_r + R_r) + W' (D_r + C_r) in 5 calls of all_to_all.
+    """
+    count, hidden, top_k = sizes[ctx.device.type]
+    return every_size(
+        ctx,
+        sizes_in(ctx.size, group_sizes[ctx.device.type]),
+        (count, hidden, top_k),
+        experts_per_rank=experts_per_rank,
+        iterations=iterations,
+        budget_s=budget_s,
+    )
+
+
+@step
+def deepep(
+    ctx: Context,
+    *,
+    routing: str,
+    tokens_per_rank: int,
+    hidden: int,
+    inner: int,
+    experts_per_rank: int,
+    top_k: int,
+    sizes: dict[str, list[int]],
+    iterations: int,
+    budget_s: float,
+    module: str = "deep_ep",
+) -> dict[str, Any]:
+    """The same tokens and the same layer through DeepEP's Buffer; n/a where no node has it.
+
+    A token goes once to every rank that has one of its experts, so D_r rows of bf16 come to rank r (DeepEP's
+    recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send.
+    """
+    shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
+    shape.refuse(ctx.size)
+    count, width, slots = sizes[ctx.device.type]
+    with opened(ctx, module, max(hidden, width)) as made:
+        kept, kept_again = tokens_trial(ctx, made, load(ctx, routing, shape))
+        close, same = layer_trial(ctx, layer(ctx, routing, shape), made)
+        large = Shape(count, width, 1, experts_per_rank * ctx.size, slots)
+        paced = Pace(ctx, made, load(ctx, "even", large)).measure(iterations, budget_s)
+    return {**paced, "parity": [*kept, *close, *paced["parity"]], "repeat": [*kept_again, *same]}
 
 
 @step
@@ -196,39 +251,29 @@ def m2n(
     layers: int,
     micro_batches: int,
     stage_ms: float,
+    share: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
-    """Attention on the first half of the ranks, experts on the others, micro-batches taking turns.
+    """Attention on the first M ranks, experts on the other N, micro-batches taking turns; `share` is M to N.
 
     Per layer and micro-batch an attention rank sends N headers (8 E bytes together) and its k T rows, to each
     expert rank its own, and gets k T rows back; an expert rank the other way round. MegaScale-Infer,
     arXiv:2504.02263. A stage lasts at least `stage_ms`, standing for the work of a larger model.
     """
-    attention_ranks, expert_ranks = ctx.size // 2, ctx.size - ctx.size // 2
-    shape = Shape(tokens_per_batch, hidden, inner, experts_per_rank * expert_ranks, top_k)
-    shape.refuse(expert_ranks)
-    made = problem(ctx, routing, shape, layers=layers, micro_batches=micro_batches, ranks=attention_ranks)
-    right = made.expected(ctx.rank, ctx.size)
-    with sides(ctx, attention_ranks) as roles:
-        with count_traffic() as seen:
-            found, _ = run_pass(ctx, roles, made, 0.0)
-        timing.barrier(ctx)
-        _, alone = run_pass(ctx, roles, made.first(), stage_ms / 1e3)
-        timing.barrier(ctx)
-        again, log = run_pass(ctx, roles, made, stage_ms / 1e3)
-        wrong = exact_both_ways(ctx, roles, made)
-    what = "forward of micro-batch" if ctx.rank < attention_ranks else "rows at experts"
-    return {
-        "parity": [near.entry(f"{what} {i}", *pair) for i, pair in enumerate(zip(found, right, strict=True))],
-        "repeat": [near.equal(f"{what} {i}", *pair) for i, pair in enumerate(zip(again, found, strict=True))],
-        "traffic": seen.table(expected_traffic(made, roles, batch_rows(made, roles), ctx.rank)),
-        "figures": pace_figures(ctx, roles, alone, log, layers=layers, micro_batches=micro_batches),
-        "wrong": wrong,
-    }
+    attention = attention_ranks(ctx.size, share)
+    shape = Shape(tokens_per_batch, hidden, inner, experts_per_rank * (ctx.size - attention), top_k)
+    shape.refuse(ctx.size - attention)
+    draw = partial(problem, ctx, routing, shape, layers=layers, micro_batches=micro_batches, ranks=attention)
+    return disaggregated_trial(ctx, attention, draw, stage_ms / 1e3)
 
 
 @step
 def m2n_speed(
-    ctx: Context, *, sizes: dict[str, list[int]], iterations: int, budget_s: float
+    ctx: Context,
+    *,
+    sizes: dict[str, list[int]],
+    iterations: int,
+    budget_s: float,
+    share: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """The M-to-N pattern alone, by isend and irecv and by one all_to_all, fixed sizes from each to each.
 
@@ -236,7 +281,7 @@ def m2n_speed(
     sends N of them, an expert rank receives M. GB/s are the bytes that an expert rank receives over the time
     of the slowest rank.
     """
-    with sides(ctx, ctx.size // 2) as roles:
+    with sides(ctx, attention_ranks(ctx.size, share)) as roles:
         return pattern_speed(ctx, roles, sizes[ctx.device.type], iterations, budget_s)
 
 

@@ -10,6 +10,8 @@ from fixtures.plan import INSIDE, NETWORK, Case, over
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
+# The sizes of expert parallelism that a larger world is divided into.
+PARTS = {"cpu": [2, 4], "cuda": [8, 16, 32, 64]}
 LIMITED = {
     "tokens_per_rank": 32,
     "experts_per_rank": 4,
@@ -18,7 +20,8 @@ LIMITED = {
     "most_nodes": 2,
     "groups": 4,
 }
-# tokens, hidden, top-k. On GPUs the settings of DeepEP's own benchmarks: training, and decoding.
+# tokens, hidden, top-k, where the hardware file has no [experts]. On GPUs the settings of DeepEP's own
+# benchmarks: training, and decoding.
 SIZES = {
     "normal": {"cpu": [64, 256, 4], "cuda": [4096, 7168, 8]},
     "low_latency": {"cpu": [8, 256, 4], "cuda": [128, 7168, 8]},
@@ -35,7 +38,7 @@ APART = {
     "stage_ms": 5.0,
 }
 KIB = 1 << 10
-EDGES = {"cpu": [4 * KIB, 64 * KIB], "cuda": [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB]}
+EDGES = {kind: [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB] for kind in ("cpu", "cuda")}
 
 
 def case(step: str, word: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
@@ -44,20 +47,50 @@ def case(step: str, word: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - 
     return Case(step, words, parameters, {"step": step}, weight=4.0, shared=True)
 
 
+def sized(step: str, entry: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+    """Plan a step whose sizes are an entry of the hardware file where there is one."""
+    return replace(case(step, "" if entry == "m2n" else entry, **parameters), sized=entry)
+
+
 TOKENS = [case("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
 PARITY = [case("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
 GROUPS = [case("expert.group_limited", "", **LIMITED)]
-NORMAL = [case("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
+NORMAL = [sized("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
     replace(
-        case("expert.throughput", "low_latency", sizes=SIZES["low_latency"], experts_per_rank=8, **TIMED),
+        sized("expert.throughput", "low_latency", sizes=SIZES["low_latency"], experts_per_rank=8, **TIMED),
         selectors={"step": "expert.throughput at decode size"},
     )
 ]
-PING_PONG = [case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)]
-PATTERN = [case("expert.m2n_speed", "", sizes=EDGES, **TIMED)]
-REPEATED = [*TOKENS, *PARITY, *GROUPS, *PING_PONG]
+DIVIDED = [
+    sized("expert.groups", "normal", sizes=SIZES["normal"], group_sizes=PARTS, experts_per_rank=8, **TIMED)
+]
+# M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
+PING_PONG = [
+    *(case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
+    *(case("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART) for m, n in ((1, 3), (3, 1))),
+]
+PATTERN = [sized("expert.m2n_speed", "m2n", sizes=EDGES, **TIMED)]
+# DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes.
+ENGINE = [
+    replace(
+        sized(
+            "expert.deepep",
+            "normal",
+            routing=kind,
+            hidden=256,
+            inner=64,
+            sizes=SIZES["normal"],
+            **LAYER,
+            **TIMED,
+        ),
+        words=("deepep", kind),
+        engine="deepep",
+    )
+    for kind in ("balanced", "skewed")
+]
+REPEATED = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG]
 TIMED_ONLY = [*LATENCY, *PATTERN]
 
 
@@ -70,7 +103,7 @@ def test_parity_with_the_unsharded_model(check: Check) -> None:
 
 @over([*NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
 def test_what_was_timed_arrived(check: Check) -> None:
-    """The rows of the last timed exchange are all there, bit for bit."""
+    """The rows of every timed exchange are all there, bit for bit."""
     check.measure_step()
     check.judge_parity(repeat=False)
 
@@ -94,6 +127,20 @@ def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
     """Dispatch and combine across nodes are as fast as the hardware file asks."""
     check.measure_step()
     check.judge_time("dispatch", "combine")
+
+
+@over(ENGINE, INSIDE, NETWORK)
+def test_parity_of_the_engine(check: Check) -> None:
+    """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
+    check.measure_step()
+    check.judge_parity()
+
+
+@over(ENGINE, INSIDE, NETWORK)
+def test_time_of_the_engine_is_recorded(check: Check) -> None:
+    """DeepEP's own dispatch and combine, by its own definition of bytes."""
+    check.measure_step()
+    check.judge_time()
 
 
 @over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK)

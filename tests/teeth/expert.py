@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
-from tests.teeth.bug import Bug, Patch, replaced
+from tests.suites.expert.deep_ep_stub import Buffer
+from tests.teeth.bug import Bug
+from tests.teeth.expert_patches import (
+    after,
+    backwards,
+    both_twice,
+    drop_last_row,
+    flip,
+    flip_number,
+    flip_received,
+    flipped,
+    last_rank_left_out,
+    last_unwritten,
+    mean,
+    neighbours_expert,
+    nothing,
+    overwrites,
+    rounded,
+    sent,
+    stale,
+    swap,
+    twice,
+    unweighed,
+    upside_down,
+)
 
-Call = Callable[..., Any]
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2, "routing": "skewed"}
 TOKENS = {**LAYER, "words": 8}
 PARITY = {**LAYER, "hidden": 24, "inner": 12}
@@ -30,182 +48,50 @@ APART = {
     "stage_ms": 0.0,
 }
 PATTERN = {"sizes": {"cpu": [4096]}, "iterations": 10, "budget_s": 0.1}
-_MOST_COUNTS = 16  # a message of counts is shorter than any payload
+# Every exchange of rows of expert.parity, in its order.
+MOVED = [
+    f"{rows}{kind}"
+    for kind in ("", " in bf16", ", run again", " in bf16, run again")
+    for rows in ("rows there", "rows back", "gradients there", "gradients back")
+]
+DIVIDED = {**SPEED, "group_sizes": {"cpu": [2]}}
+ENGINE = {**PARITY, **SPEED, "hidden": 32, "module": "tests.suites.expert.deep_ep_stub"}
 
-
-def _after(name: str, damage: Callable[..., None]) -> Patch:
-    """Let the collective do its work, then damage what it left."""
-
-    def make(real: Call) -> Call:
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs)
-            damage(*args)
-            return result
-
-        return patched
-
-    return lambda: replaced(dist, name, make)
-
-
-def _sent(change: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
-    """Send something else in place of a payload."""
-
-    def make(real: Call) -> Call:
-        def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            return real(change(tensor), *args, **kwargs)
-
-        return patched
-
-    return lambda: replaced(dist, "isend", make)
-
-
-def _drop_last_row(output: torch.Tensor, *_: Any) -> None:
-    """A full buffer: the last token that came does not get in."""
-    if output.dim() == 2 and len(output):
-        output[-1] = 0
-
-
-def _flip(output: torch.Tensor, *args: Any) -> None:
-    """The lowest bit of the first element on rank 1, in every exchange of rows."""
-    if len(args) == 3 and output.numel() and dist.get_rank() == 1:
-        output.view(torch.uint8).view(-1)[0] ^= 1
-
-
-def _flip_once() -> AbstractContextManager[None]:
-    """The same, in the first exchange alone."""
-    numbers = itertools.count()
-    return _after("all_to_all_single", lambda *args: _flip(*args) if _first(args, numbers) else None)()
-
-
-def _first(args: tuple[Any, ...], numbers: Iterator[int]) -> bool:
-    return len(args) == 4 and next(numbers) == 0
-
-
-def _last_unwritten(output: torch.Tensor, *_: Any) -> None:
-    if output.numel():
-        output[-1] = 0
-
-
-def _twice(real: Call) -> Call:
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        real(*args, **kwargs)
-        return real(*args, **kwargs)
-
-    return patched
-
-
-def _twice_and_wait(real: Call) -> Call:
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        real(*args, **kwargs).wait()
-        return real(*args, **kwargs)
-
-    return patched
-
-
-@contextmanager
-def _both_twice() -> Iterator[None]:
-    kept: list[Any] = []  # a send that nobody holds is taken back
-
-    def send_twice(real: Call) -> Call:
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            kept.append(real(*args, **kwargs))
-            return real(*args, **kwargs)
-
-        return patched
-
-    with ExitStack() as stack:
-        stack.enter_context(replaced(dist, "isend", send_twice))
-        stack.enter_context(replaced(dist, "irecv", _twice_and_wait))
-        yield
-
-
-def _backwards(real: Call) -> Call:
-    return lambda tensor, *args, **kwargs: real(tensor, *args, **{**kwargs, "descending": True})
-
-
-def _rounded(real: Call) -> Call:
-    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any) -> Any:
-        return real(output, rows.bfloat16().to(rows.dtype) if rows.is_floating_point() else rows, *splits)
-
-    return patched
-
-
-def _overwrites(real: Call) -> Call:
-    return lambda tensor, dim, index, source: tensor.index_copy_(dim, index, source)
-
-
-def _nothing(real: Call) -> Call:
-    return lambda tensor, *args, **kwargs: tensor
-
-
-def _flipped(tensor: torch.Tensor) -> torch.Tensor:
-    """The lowest bit of the first word of integers that rank 0 sends; counts are left alone."""
-    if tensor.is_floating_point() or tensor.numel() <= _MOST_COUNTS or dist.get_rank():
-        return tensor
-    changed = tensor.clone()
-    changed[0] ^= 1
-    return changed
-
-
-def _upside_down(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flip(0) if tensor.dim() == 2 else tensor
-
-
-def _stale() -> AbstractContextManager[None]:
-    """Rank 0 sends the rows of the message before, where it had as many."""
-    before: dict[torch.Size, torch.Tensor] = {}
-
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() != 2 or dist.get_rank():
-            return tensor
-        old, before[tensor.shape] = before.get(tensor.shape, tensor), tensor.clone()
-        return old
-
-    return _sent(change)()
-
-
-def _mean(tensor: torch.Tensor, *_: Any) -> None:
-    tensor.div_(dist.get_world_size())
-
-
-def _swap(owner: Any, name: str, make: Callable[[Call], Call]) -> Patch:
-    return lambda: replaced(owner, name, make)
-
-
-DROPPED, FLIPPED = _after("all_to_all_single", _drop_last_row), _after("all_to_all_single", _flip)
-TWICE = _swap(dist, "all_to_all_single", _twice)
-BACKWARDS = _swap(torch.Tensor, "argsort", _backwards)
-UNWRITTEN = _after("all_to_all_single", _last_unwritten)
+DROPPED, FLIPPED = after("all_to_all_single", drop_last_row), after("all_to_all_single", flip)
+TWICE = swap(dist, "all_to_all_single", twice)
+BACKWARDS = swap(torch.Tensor, "argsort", backwards)
+UNWRITTEN = after("all_to_all_single", last_unwritten)
 BUGS = [
     Bug("a token that does not fit is dropped", "expert.dispatch_combine", TOKENS, DROPPED, ("parity",)),
     Bug("rows are sorted the wrong way round", "expert.dispatch_combine", TOKENS, BACKWARDS, ("parity",)),
     Bug("a low bit is always flipped", "expert.dispatch_combine", TOKENS, FLIPPED, ("wrong", "parity")),
-    Bug("a low bit is flipped once", "expert.dispatch_combine", TOKENS, _flip_once, ("repeat",)),
+    Bug("a low bit is flipped once", "expert.dispatch_combine", TOKENS, flip_number(0), ("repeat",)),
     Bug("every exchange is issued twice", "expert.dispatch_combine", TOKENS, TWICE, ("traffic",)),
     Bug(
         "the router's gradient is not synchronised",
         "expert.parity",
         PARITY,
-        _swap(dist, "all_reduce", _nothing),
+        swap(dist, "all_reduce", nothing),
         ("parity", "traffic"),
     ),
-    Bug(
-        "the router's gradient is averaged", "expert.parity", PARITY, _after("all_reduce", _mean), ("parity",)
-    ),
+    Bug("the router's gradient is averaged", "expert.parity", PARITY, after("all_reduce", mean), ("parity",)),
     Bug(
         "rows travel in bf16",
         "expert.parity",
         PARITY,
-        _swap(dist, "all_to_all_single", _rounded),
+        swap(dist, "all_to_all_single", rounded),
         ("parity",),
     ),
     Bug("experts get each other's rows", "expert.parity", PARITY, BACKWARDS, ("parity",)),
-    Bug("a low bit is flipped once", "expert.parity", PARITY, _flip_once, ("repeat",)),
+    *(
+        Bug(f"a low bit of {what} is flipped once", "expert.parity", PARITY, flip_number(number), ("repeat",))
+        for number, what in enumerate(MOVED)
+    ),
     Bug(
         "the limit on nodes is not applied",
         "expert.group_limited",
         LIMITED,
-        _swap(torch.Tensor, "masked_fill", _nothing),
+        swap(torch.Tensor, "masked_fill", nothing),
         ("parity",),
         size=4,
     ),
@@ -213,7 +99,7 @@ BUGS = [
         "results of a token overwrite each other",
         "expert.group_limited",
         LIMITED,
-        _swap(torch.Tensor, "index_add_", _overwrites),
+        swap(torch.Tensor, "index_add_", overwrites),
         ("parity",),
         size=4,
     ),
@@ -222,10 +108,57 @@ BUGS = [
     Bug("a token that does not fit is dropped", "expert.throughput", SPEED, DROPPED, ("parity",)),
     Bug("a low bit is always flipped", "expert.throughput", SPEED, FLIPPED, ("wrong", "parity")),
     Bug("every exchange is issued twice", "expert.throughput", SPEED, TWICE, ("traffic",)),
-    Bug("rows of the micro-batch before are sent", "expert.m2n", APART, _stale, ("parity",)),
-    Bug("rows are sent in the wrong order", "expert.m2n", APART, _sent(_upside_down), ("parity",)),
-    Bug("a low bit is always flipped", "expert.m2n", APART, _sent(_flipped), ("wrong",)),
-    Bug("every message is sent twice", "expert.m2n", APART, _both_twice, ("traffic",)),
-    Bug("a low bit is always flipped", "expert.m2n_speed", PATTERN, _sent(_flipped), ("wrong", "parity")),
+    Bug(
+        "a low bit of the first dispatch is flipped once",
+        "expert.throughput",
+        SPEED,
+        flip_number(3),
+        ("parity",),
+    ),
+    Bug("a token that does not fit is dropped", "expert.groups", DIVIDED, DROPPED, ("parity",), size=4),
+    Bug("a low bit is always flipped", "expert.groups", DIVIDED, FLIPPED, ("wrong", "parity"), size=4),
+    Bug("a low bit is flipped once", "expert.groups", DIVIDED, flip_number(0), ("repeat",), size=4),
+    Bug("every exchange is issued twice", "expert.groups", DIVIDED, TWICE, ("traffic",), size=4),
+    Bug("weights are lost", "expert.deepep", ENGINE, swap(Buffer, "dispatch", unweighed), ("parity",)),
+    Bug(
+        "tokens are given to the expert beside",
+        "expert.deepep",
+        ENGINE,
+        swap(Buffer, "dispatch", neighbours_expert),
+        ("parity",),
+    ),
+    Bug(
+        "what the last rank sends back is not added",
+        "expert.deepep",
+        ENGINE,
+        swap(Buffer, "_back", last_rank_left_out),
+        ("parity",),
+    ),
+    Bug("a low bit is always flipped", "expert.deepep", ENGINE, FLIPPED, ("parity",)),
+    *(
+        Bug(
+            f"a low bit of exchange {number} is flipped once",
+            "expert.deepep",
+            ENGINE,
+            flip_number(number),
+            ("repeat",),
+        )
+        for number in (0, 5, 10, 15)
+    ),
+    *(
+        Bug(
+            f"a low bit of {what} is flipped once",
+            "expert.m2n",
+            APART,
+            flip_received(number, rank),
+            ("repeat",),
+        )
+        for what, number, rank in (("rows there", 0, 1), ("rows back", 0, 0), ("bf16 rows there", 20, 1))
+    ),
+    Bug("rows of the micro-batch before are sent", "expert.m2n", APART, stale, ("parity",)),
+    Bug("rows are sent in the wrong order", "expert.m2n", APART, sent(upside_down), ("parity",)),
+    Bug("a low bit is always flipped", "expert.m2n", APART, sent(flipped), ("wrong",)),
+    Bug("every message is sent twice", "expert.m2n", APART, both_twice, ("traffic",)),
+    Bug("a low bit is always flipped", "expert.m2n_speed", PATTERN, sent(flipped), ("wrong", "parity")),
     Bug("the last word is not written", "expert.m2n_speed", PATTERN, UNWRITTEN, ("wrong", "parity")),
 ]

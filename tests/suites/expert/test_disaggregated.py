@@ -1,0 +1,70 @@
+"""Any number of attention and of expert ranks, in every dtype, and both sides as busy as the formula says."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.remote.disaggregated import Sides, attention_ranks
+from fixtures.remote.disaggregated_model import problem
+from fixtures.remote.disaggregated_traffic import batch_rows, expected_traffic
+from fixtures.remote.expert_routing import Shape
+from tests.fixtures.remote.gloo_world import context
+from tests.suites.parallel import assert_green
+from tests.teeth.expert import APART, PATTERN
+
+SHARES = {2: ((1, 1),), 4: ((1, 3), (3, 1)), 6: ((1, 2),), 8: ((2, 6), (7, 1))}
+
+
+@pytest.mark.parametrize("size", SHARES)
+def test_any_share_of_attention_and_experts_holds(size: int) -> None:
+    cases = [
+        case
+        for share in SHARES[size]
+        for case in (
+            ("expert.m2n", {**APART, "routing": "skewed", "share": share}),
+            ("expert.m2n_speed", {**PATTERN, "share": share}),
+        )
+    ]
+    found = assert_green(size, cases, parts=("parity", "traffic", "figures", "wrong"))
+    entries = found[0][0]["parity"]
+    assert {"fp32 pass", "bf16 pass"} <= {entry["what"] for entry in entries}
+    tolerances = {entry["what"]: entry["tolerance"] for entry in entries}
+    assert 0 < tolerances["fp32 pass"] < 1e-5 < tolerances["bf16 pass"] < 0.1
+    assert {"m2n_us_4096", "all_to_all_us_4096", "pattern"} <= found[1][0]["figures"].keys()
+
+
+def test_a_side_is_never_without_ranks() -> None:
+    shares = [(1, 1), (1, 3), (3, 1), (1, 100), (100, 1)]
+    assert [attention_ranks(4, one) for one in shares] == [2, 1, 3, 1, 3]
+    assert [attention_ranks(8, one) for one in ((2, 6), (6, 2), (3, 5))] == [2, 6, 3]
+    assert attention_ranks(2, (3, 1)) == 1
+    with pytest.raises(ValueError, match="cannot share ranks 0 to 1"):
+        attention_ranks(4, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "experts"), [(1, 1), (1, 3), (3, 1), (2, 6), (6, 2), (16, 48), (128, 384)]
+)
+def test_every_message_of_uneven_sides_has_two_ends(attention: int, experts: int) -> None:
+    ranks = attention + experts
+    roles = Sides(range(attention), range(attention, ranks), None, None)
+    shape = Shape(4, 8, 4, 2 * experts, 2)
+    made = problem(context(0, ranks), "skewed", shape, layers=2, micro_batches=2, ranks=attention)
+    rows = batch_rows(made, roles)
+    totals = [expected_traffic(made, roles, rows, rank) for rank in range(ranks)]
+    for part in (0, 1):
+        assert sum(one["send"][part] for one in totals) == sum(one["recv"][part] for one in totals)
+    passes = made.depth * 2 * attention  # micro-batches of all attention ranks in all layers
+    row_bytes = 2 * passes * shape.tokens * shape.top_k * shape.hidden * 8  # there and back, fp64
+    assert sum(one["send"][1] for one in totals) == row_bytes + passes * shape.experts * 8
+
+
+@pytest.mark.quiet
+def test_both_sides_are_as_busy_as_the_formula_says() -> None:
+    paced = {**APART, "layers": 6, "stage_ms": 40.0}
+    cases = [("expert.m2n", {**paced, "micro_batches": count}) for count in (1, 2, 3)]
+    figures = [results[0]["figures"] for results in assert_green(2, cases)]
+    for one in figures:
+        for side in ("attention", "expert"):
+            assert one[f"{side}_utilisation"] == pytest.approx(one[f"expected_{side}_utilisation"], abs=0.1)
+    assert figures[0]["utilisation"] < 0.6 < figures[1]["utilisation"] < figures[2]["utilisation"]

@@ -1,0 +1,222 @@
+"""What a real stack could do wrong with experts, planted in torch's and DeepEP's calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.suites.expert.deep_ep_stub import Buffer
+from tests.teeth.bug import Patch, replaced
+
+Call = Callable[..., Any]
+_MOST_COUNTS = 16  # a message of counts is shorter than any payload
+
+
+def after(name: str, damage: Callable[..., None]) -> Patch:
+    """Let the collective do its work, then damage what it left."""
+
+    def make(real: Call) -> Call:
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            result = real(*args, **kwargs)
+            damage(*args)
+            return result
+
+        return patched
+
+    return lambda: replaced(dist, name, make)
+
+
+def sent(change: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
+    """Send something else in place of a payload."""
+
+    def make(real: Call) -> Call:
+        def patched(operations: list[dist.P2POp]) -> Any:
+            for one in operations:
+                if one.op is dist.isend:
+                    one.tensor = change(one.tensor)
+            return real(operations)
+
+        return patched
+
+    return lambda: replaced(dist, "batch_isend_irecv", make)
+
+
+def drop_last_row(output: torch.Tensor, *_: Any) -> None:
+    """A full buffer: the last token that came does not get in."""
+    if output.dim() == 2 and len(output):
+        output[-1] = 0
+
+
+def flip(output: torch.Tensor, *args: Any) -> None:
+    """The lowest bit of the first element on rank 1, in every exchange of rows."""
+    if len(args) == 3 and output.numel() and dist.get_rank() == 1:
+        output.view(torch.uint8).view(-1)[0] ^= 1
+
+
+def flip_number(number: int) -> Patch:
+    """The same, in one exchange of rows alone; they are counted from 0 in the whole step."""
+
+    def plant() -> AbstractContextManager[None]:
+        numbers = itertools.count()
+
+        def damage(*args: Any) -> None:
+            if len(args) == 4 and next(numbers) == number:
+                flip(*args)
+
+        return after("all_to_all_single", damage)()
+
+    return plant
+
+
+@dataclass
+class _Flipped:
+    """A message whose lowest bit is wrong when it has come."""
+
+    work: Any
+    buffer: torch.Tensor
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.buffer.view(torch.uint8).view(-1)[0] ^= 1
+
+
+def flip_received(number: int, rank: int) -> Patch:
+    """The lowest bit of the first element of one message of rows, when it has come; counted on its rank."""
+
+    def plant() -> AbstractContextManager[None]:
+        numbers = itertools.count()
+
+        def make(real: Call) -> Call:
+            def mine(one: dist.P2POp) -> bool:
+                of_rows = one.op is dist.irecv and one.tensor.is_floating_point()
+                return of_rows and dist.get_rank() == rank and next(numbers) == number
+
+            def patched(operations: list[dist.P2POp]) -> list[Any]:
+                pairs = zip(operations, real(operations), strict=True)
+                return [_Flipped(work, one.tensor) if mine(one) else work for one, work in pairs]
+
+            return patched
+
+        return replaced(dist, "batch_isend_irecv", make)
+
+    return plant
+
+
+def last_unwritten(output: torch.Tensor, *_: Any) -> None:
+    if output.numel():
+        output[-1] = 0
+
+
+def twice(real: Call) -> Call:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs)
+        return real(*args, **kwargs)
+
+    return patched
+
+
+def both_twice() -> AbstractContextManager[None]:
+    kept: list[Any] = []  # a send that nobody holds is taken back
+
+    def make(real: Call) -> Call:
+        def patched(operations: list[dist.P2POp]) -> Any:
+            first = real(operations)
+            for one, work in zip(operations, first, strict=True):
+                if one.op is dist.irecv:
+                    work.wait()
+            kept.extend(first)
+            return real(operations)
+
+        return patched
+
+    return replaced(dist, "batch_isend_irecv", make)
+
+
+def backwards(real: Call) -> Call:
+    return lambda tensor, *args, **kwargs: real(tensor, *args, **{**kwargs, "descending": True})
+
+
+def rounded(real: Call) -> Call:
+    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
+        narrow = rows.bfloat16().to(rows.dtype) if rows.is_floating_point() else rows
+        return real(output, narrow, *splits, **group)
+
+    return patched
+
+
+def overwrites(real: Call) -> Call:
+    return lambda tensor, dim, index, source: tensor.index_copy_(dim, index, source)
+
+
+def nothing(real: Call) -> Call:
+    return lambda tensor, *args, **kwargs: tensor
+
+
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    """The lowest bit of the first word of integers that rank 0 sends; counts are left alone."""
+    if tensor.is_floating_point() or tensor.numel() <= _MOST_COUNTS or dist.get_rank():
+        return tensor
+    changed = tensor.clone()
+    changed[0] ^= 1
+    return changed
+
+
+def upside_down(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flip(0) if tensor.dim() == 2 else tensor
+
+
+def stale() -> AbstractContextManager[None]:
+    """Rank 0 sends the rows of the message before, where it had as many."""
+    before: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() != 2 or dist.get_rank():
+            return tensor
+        kind = tensor.shape, tensor.dtype
+        old, before[kind] = before.get(kind, tensor), tensor.clone()
+        return old
+
+    return sent(change)()
+
+
+def unweighed(real: Call) -> Call:
+    """Every expert counts as much as any other."""
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        rows, experts, weights, *rest = real(*args, **kwargs)
+        return rows, experts, weights if weights is None else torch.ones_like(weights), *rest
+
+    return patched
+
+
+def last_rank_left_out(real: Call) -> Call:
+    """What comes back from the last rank is not added."""
+
+    def patched(self: Buffer, rows: torch.Tensor, there: torch.Tensor, *splits: Any) -> Any:
+        return real(
+            self, rows if dist.get_rank() < self.group_size - 1 else torch.zeros_like(rows), there, *splits
+        )
+
+    return patched
+
+
+def neighbours_expert(real: Call) -> Call:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        rows, experts, *rest = real(*args, **kwargs)
+        return rows, experts if experts is None else torch.where(experts >= 0, experts ^ 1, -1), *rest
+
+    return patched
+
+
+def mean(tensor: torch.Tensor, *_: Any) -> None:
+    tensor.div_(dist.get_world_size())
+
+
+def swap(owner: Any, name: str, make: Callable[[Call], Call]) -> Patch:
+    return lambda: replaced(owner, name, make)
