@@ -15,7 +15,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from reports import atomic, figures, page, plots, provenance
+from reports import atomic, figures, page, plots, provenance, schedules
 from reports.clean import clean
 from reports.hostlist import fold
 from reports.record import CheckRecord, Outcome, Record
@@ -28,20 +28,26 @@ _FILES = ("junit.xml", "verdict.json", "results.jsonl", "accepted.txt", "rejecte
 
 def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> None:
     """Write the page with its style sheet and pictures into `report_dir`."""
-    pictures = plots.draw([record for record in records if isinstance(record, CheckRecord)], report_dir)
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    curves, drawn = plots.draw(checks, report_dir), schedules.draw(checks, report_dir)
     atomic.write_text(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    atomic.write_text(report_dir / "report.html", _render(report_dir, records, verdict, pictures))
+    atomic.write_text(report_dir / "report.html", _render(report_dir, records, verdict, curves, drawn))
 
 
 def _render(
-    report_dir: Path, records: Sequence[Record], verdict: RunVerdict, pictures: Sequence[plots.Plot]
+    report_dir: Path,
+    records: Sequence[Record],
+    verdict: RunVerdict,
+    curves: Sequence[plots.Plot],
+    drawn: Sequence[schedules.Picture],
 ) -> str:
     content = page.build(records, verdict)
     environment = _environment(report_dir)
     template = environment.get_template("report.html.j2")
     return template.render(
         page=content,
-        pictures=pictures,
+        pictures=curves,
+        schedules=drawn,
         facts=provenance.compare(content.nodes),
         counts=check_counts(verdict),
         files=[name for name in _FILES if (report_dir / name).is_file()],

@@ -8,8 +8,8 @@ other, rows x width elements each: rank r sends as many tensors as it receives,
 
 A schedule (`fixtures.remote.pipeline_orders` has the papers) says who does what when. Every step returns
 what came of one training step beside the unsharded model, how long the ranks waited for each other (the
-bubble: makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" of the last
-such round: [kind, stage, micro-batch, begin, end] of everything that this rank did.
+bubble: makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" that this
+bubble belongs to: [kind, stage, micro-batch, begin, end] of everything that this rank did.
 """
 
 from __future__ import annotations
@@ -75,20 +75,11 @@ def dualpipev(ctx: Context, **size: int) -> dict[str, Any]:
 
 
 @step
-def edges(
-    ctx: Context, *, dtype: str, size_bytes: int, elements: list[int], iterations: int, budget_s: float
-) -> dict[str, Any]:
-    """Activations to the next rank and gradients to the one before, at once, as in the steady state of 1F1B.
+def edges(ctx: Context, **size: Any) -> dict[str, Any]:  # noqa: ANN401 - its numbers and their names
+    """Activations to the next stage and gradients to the one before, at once, as in the steady state of 1F1B.
 
-    Rank r sends `size_bytes` to r + 1 (unless last) and to r - 1 (unless first), and receives as much. Every
-    bit is compared with a payload that names its sender, direction and iteration. "edge" is the bandwidth of
-    one direction.
+    With n pipelines rank r sends `size_bytes` to r + n (unless last) and to r - n (unless first), and
+    receives as much. Every bit is compared with a payload that names its sender, direction and iteration.
+    "edge" is the bandwidth of one direction with all at once; "edges" that of each by itself, by receiver.
     """
-    return pipeline_edges.run(
-        ctx,
-        dtype=dtype,
-        size_bytes=size_bytes,
-        elements=elements,
-        iterations=iterations,
-        budget_s=budget_s,
-    )
+    return pipeline_edges.run(ctx, **size)

@@ -12,6 +12,8 @@ SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 720, "repeats": 3, "mo
 EDGES = {
     "dtype": "bf16",
     "size_bytes": 8 << 20,  # 2048 tokens of 2048 channels
+    "alone_bytes": 1 << 20,
+    "most": SIZE["most"],
     "elements": [1, 257, 65_537],
     "iterations": 20,
     "budget_s": 2.0,

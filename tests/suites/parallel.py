@@ -6,15 +6,15 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fixtures import corruption, parallel
+from fixtures import corruption, parallel, placement
 from fixtures.measure import Measurement, RankReport, Unchecked, World
 from fixtures.remote.steps import REGISTRY, Context
 from reports.record import Judgement, Outcome
 from tests.fixtures.remote.gloo_world import run_world
 
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
-PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
-_BESIDE = ("samples", "schedule")  # how often the figures were measured, who did what when
+PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
+_BESIDE = ("samples", "schedule", "edges")  # how often figures were measured, who did what when, each edge
 NODE = "here"
 
 
@@ -63,6 +63,8 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         return parallel.traffic(measurement, case)
     if part == "memory":
         return parallel.memory(measurement, case)
+    if part == "placement":
+        return placement.judge(measurement, case)
     if part == "figures":
         parallel.figures(measurement)
         return ()

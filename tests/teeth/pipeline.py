@@ -14,7 +14,15 @@ from torch.distributed import pipelining
 from tests.teeth.bug import Bug, Maker, replaced
 
 SIZE = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
-EDGES = {"dtype": "bf16", "size_bytes": 4096, "elements": [257], "iterations": 3, "budget_s": 0.02}
+EDGES = {
+    "dtype": "bf16",
+    "size_bytes": 4096,
+    "alone_bytes": 1024,
+    "elements": [257],
+    "iterations": 3,
+    "budget_s": 0.02,
+    "most": 16,
+}
 Stage = pipelining.PipelineStage
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -158,6 +166,31 @@ def received(tamper: Callable[[list[torch.Tensor]], None]) -> Patch:
     return lambda: replaced(dist, "batch_isend_irecv", make)
 
 
+def bit_zero_of(rank: int, receive: int) -> Patch:
+    """Flip the lowest bit of one element of one receive of one rank: the so-manieth of all its steps."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        count = 0
+
+        def batch(ops: list[Any], desc: str | None = None) -> list[Any]:
+            nonlocal count
+            works = original(ops, desc)
+            got = [op.tensor for op in ops if op.op is dist.irecv]
+            count += len(got)
+            if dist.get_rank() != rank or not got or count != receive:
+                return list(works)
+            return [*works[:-1], _Late(works[-1], lambda: flip_bit_zero(got[-1]))]
+
+        return batch
+
+    return lambda: replaced(pipelining.schedules, "_batch_p2p", make)
+
+
+def flip_bit_zero(got: torch.Tensor) -> None:
+    """Flip the lowest bit of the first element."""
+    got.view(torch.uint8).flatten()[0] ^= 1
+
+
 def flip(got: list[torch.Tensor]) -> None:
     """Flip one low bit of one element, on rank 1 alone."""
     if dist.get_rank() == 1:
@@ -228,6 +261,10 @@ BUGS = [
         in_stage("_retrieve_recv_activations", flips_once),
         "repeat",
     ),
+    on("one_f_one_b", "bit 0 of an activation flips once", bit_zero_of(1, 4 + 2), "parity", "repeat"),
+    on("one_f_one_b", "bit 0 of a gradient flips in the repeat", bit_zero_of(0, 2 * 4 + 3), "repeat"),
+    on("interleaved", "bit 0 of a gradient flips once", bit_zero_of(0, 8 + 5), "parity", "repeat"),
+    on("zbv", "bit 0 of an activation flips in the repeat", bit_zero_of(1, 2 * 8 + 1), "repeat"),
     on("one_f_one_b", "an all_reduce too many", in_stage("perform_reduce_grad", announces_itself), "traffic"),
     on("interleaved", "gradients lose half their bits", in_stage("get_bwd_send_ops", rounded), "parity"),
     on("interleaved", "backward keeps what it has used", leaking, "memory"),

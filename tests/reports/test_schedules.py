@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.remote.pipeline_orders import PLANS, Shape
+from fixtures.remote.pipeline_simulator import simulate
+from reports import html, schedules
+from reports.record import CheckRecord
+from reports.verdict import decide
+from tests.reports.making import NODES, check, journal_of
+
+EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
+SVG = "{http://www.w3.org/2000/svg}"
+FIGURES = {"bubble": 0.4, "bubble_formula": 0.375, "bubble_excess": 0.025, "bubble_simulated": 0.38}
+
+
+def recorded(schedule: str = "one_f_one_b", ranks: int = 4, **figures: float) -> dict[str, Any]:
+    """What a healthy check keeps of a schedule, in milliseconds of a simulation."""
+    plan = PLANS[schedule]
+    spans = simulate(schedule, Shape(ranks, 2 * ranks, plan.chunks))
+    said = [
+        {
+            "pipeline": 0,
+            "place": rank,
+            "formula": plan.formula,
+            "operations": [[*span.op, span.begin_s / 100, span.end_s / 100] for span in mine],
+        }
+        for rank, mine in enumerate(spans)
+    ]
+    every = [{"rank": rank, "node": NODES[rank % 2], "said": one} for rank, one in enumerate(said)]
+    return {
+        "schedule": {"step": f"pipeline.{schedule}", "ranks": every[::-1]},
+        "figures": {**FIGURES, **figures},
+    }
+
+
+def bubble_check(
+    kept: Mapping[str, Any], name: str = "afab-network", nodes: tuple[str, ...] = NODES
+) -> CheckRecord:
+    return check(f"suites/pipeline/test_pipeline.py::test_bubble[{name}]", nodes, recorded=kept)
+
+
+def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[schedules.Picture, ET.Element]:
+    [picture] = schedules.draw([bubble_check(kept)], directory)
+    return picture, ET.parse(directory / picture.file).getroot()  # noqa: S314 - ours
+
+
+def boxes(root: ET.Element) -> dict[float, list[str]]:
+    """What is drawn in each row (by its height in the picture), from left to right."""
+    found: dict[float, list[tuple[float, str]]] = {}
+    for element in root.iter(f"{SVG}rect"):
+        title = element.find(f"{SVG}title")
+        if title is not None:
+            place = float(element.attrib["x"]), str(title.text).partition(":")[0]
+            found.setdefault(float(element.attrib["y"]), []).append(place)
+    return {y: [name for _, name in sorted(row)] for y, row in sorted(found.items())}
+
+
+def words(root: ET.Element) -> list[str]:
+    return [str(element.text) for element in root.iter(f"{SVG}text")]
+
+
+def test_every_rank_has_a_row_with_its_operations_in_their_order(tmp_path: Path) -> None:
+    picture, root = drawn(recorded(), tmp_path)
+    rows = list(boxes(root).values())
+    assert len(rows) == 4
+    assert rows[3][:3] == [
+        "forward of stage 3, micro-batch 0",
+        "backward of stage 3, micro-batch 0",
+        "forward of stage 3, micro-batch 1",
+    ]
+    assert [len(row) for row in rows] == [16] * 4
+    labels = [word for word in words(root) if word.startswith("rank ")]
+    assert labels == ["rank 0 on gpu01", "rank 1 on gpu02", "rank 2 on gpu01", "rank 3 on gpu02"]
+    assert (picture.file, picture.title) == ("plots/schedule-1-one-f-one-b.svg", "one_f_one_b across nodes")
+
+
+def test_a_box_lies_where_its_time_says(tmp_path: Path) -> None:
+    """On rank 3 of 1F1B the first forward begins after three others, and is half as long as a backward."""
+    _, root = drawn(recorded(), tmp_path)
+    lowest = max(boxes(root))
+    row = [one for one in root.iter(f"{SVG}rect") if float(one.attrib["y"]) == lowest]
+    idle, forward, backward = row[:3]
+    unit = float(forward.attrib["width"])
+    assert float(backward.attrib["width"]) == pytest.approx(2 * unit, abs=0.02)
+    assert float(forward.attrib["x"]) - float(idle.attrib["x"]) == pytest.approx(3 * unit, abs=0.05)
+    assert float(idle.attrib["width"]) == pytest.approx(33 * unit, abs=0.2)
+
+
+def test_the_ends_of_the_work_and_of_the_formula_are_marked(tmp_path: Path) -> None:
+    _, root = drawn(recorded(), tmp_path)
+    dashed = [float(one.attrib["x1"]) for one in root.iter(f"{SVG}line") if "stroke-dasharray" in one.attrib]
+    left = min(float(one.attrib["x1"]) for one in root.iter(f"{SVG}line"))
+    assert (dashed[1] - left) / (dashed[0] - left) == pytest.approx(1.375, abs=0.001)
+    assert {"work alone", "end by the formula", "waiting: the bubble", "forward", "backward"} <= set(
+        words(root)
+    )
+    assert "backward (weight)" not in words(root)
+
+
+def test_a_split_backward_has_names_of_its_own(tmp_path: Path) -> None:
+    _, root = drawn(recorded("zbv"), tmp_path)
+    assert {"backward (input)", "backward (weight)"} <= set(words(root))
+
+
+def test_the_caption_has_the_bubble_three_times(tmp_path: Path) -> None:
+    picture, _ = drawn(recorded("interleaved"), tmp_path)
+    assert picture.text == (
+        "bubble 0.4 measured, 0.375 by the formula ((p - 1)/(v m) with p = 4, m = 8, v = 2), 0.38 simulated; "
+        "on gpu[01-02]"
+    )
+
+
+def test_of_many_nodes_the_worst_is_drawn(tmp_path: Path) -> None:
+    checks = [
+        bubble_check(recorded(ranks=2, bubble_excess=excess), f"afab-inside-{node}", (node,))
+        for node, excess in zip(("gpu01", "gpu02", "gpu03"), (0.01, 0.3, 0.02), strict=True)
+    ]
+    pictures = schedules.draw([*checks, bubble_check(recorded())], tmp_path)
+    assert [picture.title for picture in pictures] == [
+        "one_f_one_b inside a node",
+        "one_f_one_b across nodes",
+    ]
+    assert pictures[0].text.endswith("; on gpu02, the worst of 3 places")
+
+
+def test_how_much_is_drawn_is_bounded(tmp_path: Path) -> None:
+    many = [recorded() for _ in range(schedules.MOST_PICTURES + 4)]
+    for number, kept in enumerate(many):
+        kept["schedule"]["step"] = f"pipeline.number_{number}"
+    assert len(schedules.draw([bubble_check(kept) for kept in many], tmp_path)) == schedules.MOST_PICTURES
+    picture, root = drawn(recorded(ranks=schedules.MOST_ROWS + 2), tmp_path)
+    assert len(boxes(root)) == schedules.MOST_ROWS
+    assert picture.text.endswith("; 2 more ranks are not drawn")
+    assert "p = 18, m = 36" in picture.text
+
+
+def test_only_the_first_of_many_pipelines_is_drawn(tmp_path: Path) -> None:
+    kept = recorded()
+    other = recorded()["schedule"]["ranks"]
+    for rank in other:
+        rank["said"]["pipeline"] = 1
+    kept["schedule"]["ranks"] = [*other, *kept["schedule"]["ranks"]]
+    assert len(boxes(drawn(kept, tmp_path)[1])) == 4
+
+
+def test_hostile_text_stays_text_and_the_policy_holds(tmp_path: Path) -> None:
+    kept = recorded()
+    kept["schedule"]["step"] = f"pipeline.{EVIL}"
+    for rank in kept["schedule"]["ranks"]:
+        rank["node"] = EVIL * 100
+        rank["said"]["formula"] = EVIL * 100
+    picture, root = drawn(kept, tmp_path)
+    assert {element.tag for element in root.iter()} == {
+        f"{SVG}{tag}" for tag in ("svg", "rect", "text", "line", "title")
+    }
+    names = {name for element in root.iter() for name in element.attrib}
+    assert not {name for name in names if name.startswith("on") or name in ("style", "href")}
+    assert max(len(word) for word in words(root)) < 60
+    text = (tmp_path / picture.file).read_text() + picture.text + picture.file
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "<script" not in (tmp_path / picture.file).read_text()
+    assert picture.file == "plots/schedule-1-script-alert-1-script.svg"
+
+
+BAD_OPERATIONS: list[object] = [
+    None,
+    "text",
+    [],
+    [None],
+    [["F", 0, 0, 0.0]],
+    [["X", 0, 0, 0.0, 1.0]],
+    [[["F"], 0, 0, 0.0, 1.0]],
+    [["F", "0", 0, 0.0, 1.0]],
+    [["F", 0, 10**400, 0.0, 1.0]],
+    [["F", 0, 0, 1.0, 0.5]],
+    [["F", 0, 0, -1.0, 0.5]],
+    [["F", 0, 0, 0.0, 5e-324]],
+    [["F", 0, 0, 0.0, "NaN"]],
+    [["F", 0, 0, 0.0, float("inf")]],
+    [["F", 0, 0, float("nan"), 1.0]],
+    [["F", 0, 0, 0.0, 1.0]] * 100_000,
+]
+
+
+@pytest.mark.parametrize("operations", BAD_OPERATIONS, ids=lambda one: str(one)[:40])
+def test_a_rank_that_says_nonsense_costs_the_picture_and_not_the_page(
+    tmp_path: Path, operations: object
+) -> None:
+    kept = recorded()
+    kept["schedule"]["ranks"][1]["said"]["operations"] = operations
+    records = journal_of(bubble_check(kept))
+    html.write(tmp_path, records, decide(records))
+    assert 'id="schedules"' not in (tmp_path / "report.html").read_text()
+    assert not list(tmp_path.glob("plots/*"))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [None, "text", [], {}, {"step": "x"}, {"step": 1, "ranks": []}, {"step": "x", "ranks": [1, {"said": 2}]}],
+    ids=str,
+)
+def test_what_is_no_schedule_has_no_picture(tmp_path: Path, schedule: object) -> None:
+    assert schedules.draw([bubble_check({"schedule": schedule}), bubble_check({})], tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "figures", [None, [], {}, {"bubble": "NaN"}, {"bubble": 10**400, "bubble_formula": float("nan")}], ids=str
+)
+def test_a_schedule_without_figures_says_so(tmp_path: Path, figures: object) -> None:
+    picture, root = drawn({**recorded(), "figures": figures}, tmp_path)
+    assert picture.text.startswith("bubble unknown measured, unknown by the formula")
+    assert "end by the formula" not in words(root)
+
+
+def test_the_page_shows_the_picture_and_its_caption(tmp_path: Path) -> None:
+    records = journal_of(bubble_check(recorded()))
+    html.write(tmp_path, records, decide(records))
+    text = (tmp_path / "report.html").read_text()
+    assert text.index('id="trouble"') < text.index('id="schedules"') < text.index('id="checks"')
+    assert 'src="plots/schedule-1-one-f-one-b.svg" width="1120"' in text
+    assert "bubble 0.4 measured" in text
