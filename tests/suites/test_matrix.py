@@ -15,6 +15,7 @@ from fixtures.remote.shapes import ALIGN_BYTES, SHAPES
 from suites.collectives import cases, test_bandwidth, test_exactness, test_latency, test_transport
 from suites.context import test_context
 from suites.expert import test_expert
+from suites.mesh import test_mesh
 from suites.nodes import test_reachability
 from suites.pipeline import test_pipeline
 from suites.tensor import test_tensor
@@ -22,7 +23,8 @@ from suites.zero import test_zero
 from thresholds.units import COLLECTIVES, DTYPES
 
 COLLECTIVE = (test_exactness, test_bandwidth, test_latency, test_transport)
-MODULES = (test_reachability, *COLLECTIVE, test_zero, test_tensor, test_context, test_pipeline, test_expert)
+PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
+MODULES = (test_reachability, *COLLECTIVE, *PARALLEL)
 TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
 
 

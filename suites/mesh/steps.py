@@ -1,0 +1,182 @@
+"""What the ranks run for combinations of parallel axes on one device mesh.
+
+The dense steps lay all ranks of their world out along named axes (`fixtures.remote.mesh.axes.divide`), train
+a small Llama that is divided along all of them, and hold it beside the unsharded one on the same rank. Where
+ranks are few, some axes have one rank, and their technique has nothing to do:
+
+    ranks         2          4          8          16         8 nodes x 8
+    fsdp_tp       2 x 1      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
+    pp_fsdp_tp    2 x 1 x 1  2 x 1 x 2  2 x 2 x 2  2 x 2 x 4  2 x 4 x 8       pp x dp x tp
+    fsdp_cp       1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x cp
+    loss_curve    1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
+
+That is on one node, or on nodes that the innermost axis fits into. What an axis exchanges is counted in its
+own groups; the closed forms are those of `fixtures.remote.mesh.forms`, with their sources. "placement" says
+for every axis on which machines its ranks are (`fixtures.remote.mesh.placement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from fixtures.remote.mesh import along, forms, moe_run, placement
+from fixtures.remote.mesh.axes import Layout, Mesh, divide, laid_out
+from fixtures.remote.mesh.dense import Divided
+from fixtures.remote.mesh.forms import Stage
+from fixtures.remote.mesh.moe_grid import combined, replicated
+from fixtures.remote.mesh.moe_task import Dims
+from fixtures.remote.mesh.staged import Staged
+from fixtures.remote.mesh.study import Study, held, study
+from fixtures.remote.mesh.task import Task
+from fixtures.remote.steps import Context, step
+from fixtures.remote.traffic import Expected
+
+SHARDING = ("reduce_scatter", "all_gather")
+TENSOR = ("all_reduce", "all_gather")
+EDGES = ("send_recv",)
+
+
+@step
+def fsdp_tp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) -> dict[str, Any]:
+    """fully_shard along dp of what tensor parallelism along tp leaves a rank: Psi/(dp tp) of each state.
+
+    dp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi/tp in all. tp: 7 L + 2 all-reduces of X, one
+    all-gather of the logits (arXiv:2304.11277, section 4; torch's parallelize_module with fully_shard).
+    """
+    layout = divide(ctx, ("dp", "tp"), ("dp", "tp"))
+    return _sharded(Task(ctx, layout, rows, tokens, layers, steps))
+
+
+@step
+def loss_curve(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) -> dict[str, Any]:
+    """The loss of every one of many steps of `fsdp_tp`, in fp64 alone.
+
+    Over many steps bf16 shows how rounding adds up, which is as large as the difference looked for; `fsdp_tp`
+    holds bf16 over a few. Traffic and memory are those of `fsdp_tp`.
+    """
+    layout = divide(ctx, ("dp", "tp"), ("tp", "dp"))
+    return _sharded(Task(ctx, layout, rows, tokens, layers, steps), low=False)
+
+
+@step
+def fsdp_cp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) -> dict[str, Any]:
+    """fully_shard along dp and cp together, of a model whose attention is a zig-zag ring along cp.
+
+    dp and cp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi in all. cp: L (3 cp - 2) sends of K and
+    V or of their gradients ("The Llama 3 Herd of Models", 2024, section 3.3.2; arXiv:2310.01889).
+    """
+    layout = divide(ctx, ("dp", "cp"), ("cp", "dp"))
+    task, stage = Task(ctx, layout, rows, tokens, layers, steps), Stage(layers)
+    with laid_out(ctx, layout) as mesh:
+        done = study(task, lambda dtype: Divided(task, mesh, dtype))
+        expected = {
+            "dp x cp": (dist.group.WORLD, forms.sharding(task, stage, 2)),
+            "cp": (mesh.group("cp"), forms.ring(task)),
+        }
+        elements = forms.elements(task, stage)
+        found = _answer(done, expected, held(done.engine, elements, elements))
+        return {**found, **_placed(ctx, layout, mesh, {"dp": SHARDING, "cp": (*SHARDING, *EDGES)}, done)}
+
+
+@step
+def pp_fsdp_tp(
+    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, per_stage: int
+) -> dict[str, Any]:
+    """1F1B along pp; a stage of `layers` blocks is divided along dp and tp. Rows are those of a micro-batch.
+
+    pp: m activations and m gradients per edge, m = `per_stage` pp. dp: a stage's parameters are gathered
+    once and its gradients reduced once, with the last micro-batch. tp: as in `fsdp_tp`, for every
+    micro-batch (Narayanan et al., arXiv:2104.04473; torch's Schedule1F1B, fully_shard kept until backward).
+    """
+    layout = divide(ctx, ("pp", "dp", "tp"), ("pp", "tp", "dp"))
+    stages, index = layout.size("pp"), layout.place(ctx.rank, "pp")
+    micro_batches = per_stage * stages  # 1F1B needs one for each stage at least
+    task = Task(ctx, layout, rows * micro_batches, tokens, layers * stages, steps)
+    stage = forms.stage_of([layers] * stages, index)
+    neighbours = (not stage.first) + (not stage.last)
+    with laid_out(ctx, layout) as mesh:
+        done = study(task, lambda dtype: Staged(task, mesh, dtype, micro_batches))
+        expected = {
+            "pp": (mesh.group("pp"), forms.edges(task, neighbours, micro_batches)),
+            "dp": (mesh.group("dp"), forms.sharding(task, stage, 1)),
+            "tp": (mesh.group("tp"), forms.tensor(task, stage, micro_batches)),
+        }
+        elements = forms.elements(task, stage)
+        found = _answer(done, expected, held(done.engine, elements, elements * task.shards))
+        patterns = {"pp": EDGES, "dp": SHARDING, "tp": TENSOR}
+        return {**found, **_placed(ctx, layout, mesh, patterns, done)}
+
+
+@step
+def ep_dp(ctx: Context, **dims: int) -> dict[str, Any]:
+    """A mixture of experts: dense weights on all n ranks, experts over e of them, n / e times over.
+
+    n / e is 2 where n is even and at least 4, else 1. Per block and micro-batch, among e ranks, 5 all_to_all:
+    8 E bytes of counts, rows there and back and their gradients, 2 d (k T + R) numbers (T tokens of the rank,
+    R rows to its experts). Once in a step an all_reduce of dense gradients among n, and one of experts' among
+    n / e, both divided by n: an expert has met the tokens of its whole set (arXiv:2504.14960, section 3).
+    """
+    return moe_run.run(ctx, replicated(ctx.size), Dims(**dims))
+
+
+@step
+def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
+    """A Llama of experts on stages x data x context x tensor, its experts over context x tensor together.
+
+    2 ranks: 2 x 1 x 1 x 1. 4: 2 x 1 x 1 x 2, experts over 2. 8: 2 x 1 x 2 x 2, experts over 4. 16 and more:
+    2 x n/8 x 2 x 2, experts over 4 (`moe_grid.combined`; the fold is that of arXiv:2504.14960). m activations
+    over every edge and m gradients back. Per block and micro-batch 3 all_gather and 2 reduce_scatter of the
+    sequence along tp, one of each of keys and values along cp, 5 all_to_all along ep; once in a step
+    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe_forms`.
+    """
+    return moe_run.run(ctx, combined(ctx.size), Dims(**dims))
+
+
+def _sharded(task: Task, low: bool = True) -> dict[str, Any]:
+    """fully_shard and tensor parallelism."""
+    stage = Stage(task.layers)
+    with laid_out(task.ctx, task.layout) as mesh:
+        done = study(task, lambda dtype: Divided(task, mesh, dtype), low)
+        expected = {
+            "dp": (mesh.group("dp"), forms.sharding(task, stage, 2)),
+            "tp": (mesh.group("tp"), forms.tensor(task, stage)),
+        }
+        elements = forms.elements(task, stage)
+        found = _answer(done, expected, held(done.engine, elements, elements))
+        patterns = {"dp": SHARDING, "tp": TENSOR}
+        return {**found, **_placed(task.ctx, task.layout, mesh, patterns, done)}
+
+
+def _answer(
+    done: Study, expected: Mapping[str, tuple[Any, Expected]], memory: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Parity, repeat, traffic and memory. Axes that share a group, as that of all ranks, are one line."""
+    merged: dict[str, tuple[str, Any, Expected]] = {}
+    for name, (group, wanted) in expected.items():
+        before = merged.get(group.group_name, ("", group, {}))
+        joined = f"{before[0]}, {name}" if before[0] else name
+        merged[group.group_name] = (joined, group, {**before[2], **wanted})
+    return {
+        "parity": done.parity,
+        "repeat": done.repeat,
+        "traffic": done.trained.traffic.tables(
+            {name: (group, all_) for name, group, all_ in merged.values()}
+        ),
+        "memory": memory,
+    }
+
+
+def _placed(
+    ctx: Context, layout: Layout, mesh: Mesh, patterns: Mapping[str, Sequence[str]], done: Study
+) -> dict[str, Any]:
+    """Where every axis is, and whether exact payloads arrive along it, and how fast."""
+    wrong, figures = along.sent(ctx, layout, mesh, patterns)
+    return {
+        "placement": placement.entries(ctx, layout, mesh),
+        "wrong": wrong,
+        "figures": {"step_seconds": done.trained.seconds, **figures},
+        "samples": along.ITERATIONS,
+    }

@@ -1,0 +1,160 @@
+"""How ranks are divided among axes, and where the axes then lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from fixtures import placement as judged
+from fixtures.measure import Measurement, RankReport, Unchecked, World
+from fixtures.remote.mesh import placement
+from fixtures.remote.mesh.axes import Layout, divide, laid_out
+from fixtures.remote.steps import Context
+from reports.record import Outcome
+from tests.fixtures.remote.gloo_world import context, run_world
+
+TWO, THREE = ("dp", "tp"), ("pp", "dp", "tp")
+
+
+def on(*counts: int) -> Context:
+    """A world with so many ranks on each node."""
+    placed = context(0, sum(counts))
+    placed.hosts = [f"node-{number}" for number, count in enumerate(counts) for _ in range(count)]
+    return placed
+
+
+# division
+
+
+@pytest.mark.parametrize(
+    ("counts", "two", "three"),
+    [
+        ((2,), (2, 1), (2, 1, 1)),
+        ((3,), (3, 1), (3, 1, 1)),
+        ((4,), (2, 2), (2, 1, 2)),
+        ((8,), (2, 4), (2, 2, 2)),
+        ((16,), (2, 8), (2, 2, 4)),
+        ((2, 2), (2, 2), (2, 1, 2)),
+        ((3, 3), (2, 3), (2, 1, 3)),
+        ((2, 2, 2), (3, 2), (3, 1, 2)),
+        ((4, 2), (3, 2), (3, 1, 2)),
+        ((2,) * 4, (4, 2), (2, 2, 2)),
+        ((8,) * 8, (8, 8), (2, 4, 8)),
+        ((1, 1), (2, 1), (2, 1, 1)),
+        ((1,) * 4, (2, 2), (2, 1, 2)),
+        ((3, 2), (5, 1), (5, 1, 1)),
+    ],
+)
+def test_axes_named_first_get_ranks_first_and_the_innermost_stays_inside_where_it_can(
+    counts: Sequence[int], two: Sequence[int], three: Sequence[int]
+) -> None:
+    assert divide(on(*counts), TWO, TWO).sizes == two
+    assert divide(on(*counts), THREE, ("pp", "tp", "dp")).sizes == three
+
+
+def test_an_axis_that_matters_most_is_served_first() -> None:
+    assert divide(on(2), TWO, ("tp", "dp")).sizes == (1, 2)
+    assert divide(on(2, 2), TWO, ("tp", "dp")).sizes == (2, 2)
+
+
+def test_one_rank_is_no_mesh() -> None:
+    with pytest.raises(ValueError, match="needs at least 2 ranks; this world has 1"):
+        divide(on(1), TWO, TWO)
+
+
+def test_a_rank_knows_its_neighbours_along_every_axis() -> None:
+    layout = Layout(THREE, (2, 3, 2))
+    assert layout.members(9, "tp") == [8, 9]
+    assert layout.members(9, "dp") == [7, 9, 11]
+    assert layout.members(9, "pp") == [3, 9]
+    assert [layout.place(9, name) for name in THREE] == [1, 1, 1]
+    assert (layout.size("cp"), layout.place(9, "cp")) == (1, 0)
+
+
+# placement
+
+
+def told(hosts: Sequence[str], layout: Layout, real: Sequence[str] = ()) -> list[RankReport]:
+    """What ranks say that are, as the job has it, on `hosts`, and in truth on `real`."""
+
+    def rank(ctx: Context) -> list[dict[str, Any]]:
+        ctx.hosts = list(hosts)
+        own = (real or hosts)[ctx.rank]
+        said = mock.patch.object(placement, "machine", return_value=(own, f"boot of {own}"))
+        with said, laid_out(ctx, layout) as mesh:
+            return placement.entries(ctx, layout, mesh)
+
+    said = run_world(len(hosts), rank)
+    where = real or hosts
+    return [
+        RankReport(number, where[number], number, "cpu", {"placement": entries})
+        for number, entries in enumerate(said)
+    ]
+
+
+def faults(ranks: Sequence[RankReport]) -> list[str]:
+    """The sentences of what is out of place."""
+    measurement = Measurement("mesh.fsdp_tp", {}, World(("a",)), "1", "gloo", tuple(ranks), 0.0)
+    found = judged.judge(measurement, {"step": "mesh.fsdp_tp"})
+    return [one.sentence for one in found if one.outcome is not Outcome.PASS]
+
+
+def test_the_inner_axis_inside_a_node_and_the_outer_one_across_are_in_place() -> None:
+    ranks = told(["a", "a", "b", "b"], Layout(TWO, (2, 2)))
+    assert faults(ranks) == []
+    spans = {entry["axis"]: entry["machines"] for entry in ranks[3].result["placement"]}
+    assert spans == {"dp": ["a", "b"], "tp": ["b"]}
+
+
+def test_interleaved_nodes_are_named_with_the_axis_that_crosses_them() -> None:
+    wrong = "the ranks are in a wrong order"
+    assert faults(told(["a", "b", "a", "b"], Layout(TWO, (2, 2)))) == [
+        f"axis dp of ranks 0, 2 stays on a, and has to span 2 nodes: {wrong}",
+        f"axis tp of ranks 0, 1 crosses a, b, and has to stay inside one node: {wrong}",
+        f"axis dp of ranks 1, 3 stays on b, and has to span 2 nodes: {wrong}",
+        f"axis tp of ranks 2, 3 crosses a, b, and has to stay inside one node: {wrong}",
+    ]
+
+
+def test_the_machines_count_and_not_what_the_job_calls_them() -> None:
+    found = faults(told(["a", "a", "b", "b"], Layout(TWO, (2, 2)), real=["x", "y", "x", "y"]))
+    assert found[1].startswith("axis tp of ranks 0, 1 crosses x, y, and has to stay inside one node")
+
+
+def test_an_axis_larger_than_a_node_crosses_as_it_must() -> None:
+    assert faults(told(["a", "b", "c", "d"], Layout(TWO, (2, 2)))) == []
+    assert faults(told(["a", "a", "a", "a"], Layout(TWO, (2, 2)))) == []
+
+
+def test_two_machines_of_one_name_are_two() -> None:
+    def rank(ctx: Context) -> list[dict[str, Any]]:
+        layout = Layout(("tp",), (2,))
+        said = mock.patch.object(placement, "machine", return_value=("localhost", f"boot {ctx.rank}"))
+        with said, laid_out(ctx, layout) as mesh:
+            return placement.entries(ctx, layout, mesh)
+
+    assert [len(entries[0]["machines"]) for entries in run_world(2, rank)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({}, "does not say its placement"),
+        ({"placement": []}, "does not say where any axis is"),
+        ({"placement": [{"axis": "tp"}]}, "says of the place of an axis"),
+    ],
+)
+def test_a_rank_that_does_not_say_where_it_is_leaves_the_check_unchecked(
+    said: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Unchecked, match=why):
+        faults([RankReport(0, "a", 0, "cpu", said)])
+
+
+def test_this_machine_has_a_name_and_tells_itself_from_others() -> None:
+    name, key = placement.machine()
+    assert name
+    assert len(key.split()) == 2

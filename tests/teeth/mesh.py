@@ -1,0 +1,80 @@
+"""Seeded bugs of combinations on a device mesh."""
+
+from __future__ import annotations
+
+from fixtures.remote.ring_attention import GRADIENTS, KEYS
+from suites.mesh.test_mesh import STEPS
+from tests.teeth.bug import Bug, Patch
+from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, unmasked
+from tests.teeth.flips import transient
+from tests.teeth.mesh_moe import MIXTURE
+from tests.teeth.mesh_patches import (
+    backwards,
+    elsewhere,
+    every_time,
+    exchanged,
+    functional,
+    left_out,
+    low_bit_unseen,
+    never,
+    of_optimizer,
+    seldom,
+    sharded,
+    turned,
+    unscaled,
+)
+from tests.teeth.zero_patches import flipped_always, of, rotated, summed
+
+_LESS = {"layers": 1, "rows": 1}
+_PARAMETERS = {case.step: {**case.parameters, **_LESS} for case in STEPS}
+
+
+def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 4) -> Bug:
+    return Bug(name, step, _PARAMETERS[step], patch, red, size)
+
+
+BUGS: list[Bug] = [
+    _bug("mesh.fsdp_tp", "sum in place of mean along dp", of("reduce_scatter_single", summed), "parity"),
+    _bug("mesh.fsdp_tp", "gathered off by one", of("all_gather_single", rotated), "parity", "wrong"),
+    _bug(
+        "mesh.fsdp_tp", "summands not added along tp", functional("all_reduce", left_out), "parity", "traffic"
+    ),
+    _bug("mesh.fsdp_tp", "dp and tp exchanged", exchanged("dp", "tp"), "parity", "traffic"),
+    _bug("mesh.fsdp_tp", "never resharded", sharded(reshard_after_forward=False), "traffic", "memory"),
+    _bug("mesh.fsdp_tp", "a low bit flips once", transient("reduce_scatter_single", 3), "repeat"),
+    _bug("mesh.fsdp_tp", "a bit of rank 1 always flips", of("all_reduce", flipped_always), "wrong"),
+    _bug("mesh.fsdp_tp", "nodes interleaved", elsewhere, "placement"),
+    _bug("mesh.pp_fsdp_tp", "micro-batches in the wrong order", backwards, "parity", size=2),
+    _bug("mesh.pp_fsdp_tp", "sum in place of mean of micro-batches", unscaled, "parity", size=2),
+    _bug(
+        "mesh.pp_fsdp_tp",
+        "logits joined in the wrong order",
+        functional("all_gather_single", turned),
+        "parity",
+    ),
+    _bug("mesh.pp_fsdp_tp", "reduced with every micro-batch", every_time, "traffic", size=8),
+    _bug(
+        "mesh.pp_fsdp_tp", "gathered twice", sharded(reshard_after_forward=True), "traffic", "memory", size=8
+    ),
+    _bug("mesh.fsdp_cp", "stale block of keys", passing(stale, (KEYS,)), "parity", "wrong", size=2),
+    _bug("mesh.fsdp_cp", "future keys not masked", unmasked, "parity", size=2),
+    _bug(
+        "mesh.fsdp_cp", "gradients of keys stay", in_place_of_passing(GRADIENTS), "parity", "traffic", size=2
+    ),
+    _bug(
+        "mesh.fsdp_cp",
+        "a low bit flips once",
+        passing(low_bit_unseen, (GRADIENTS,), (2,), (0,)),
+        "repeat",
+        size=2,
+    ),
+    _bug(
+        "mesh.fsdp_cp", "a bit of rank 0 always flips", passing(low_bit, (KEYS,), (), (0,)), "wrong", size=2
+    ),
+    _bug(
+        "mesh.fsdp_cp", "sum in place of mean along dp and cp", of("reduce_scatter_single", summed), "parity"
+    ),
+    _bug("mesh.loss_curve", "one update in ten is lost", of_optimizer("step", seldom), "parity", size=2),
+    _bug("mesh.loss_curve", "gradients add up", of_optimizer("zero_grad", never), "parity", size=2),
+    *MIXTURE,
+]
