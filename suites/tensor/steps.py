@@ -5,21 +5,23 @@ forward and backward in bf16, counted as nccl-tests does (an all_gather by its o
 input). What f, g and the others communicate is said in `fixtures.remote.tensor_regions`; the division is
 that of Shoeybi et al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al.,
 "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside
-the unsharded model on the same rank (`fixtures.remote.tensor_trial`).
+the unsharded model on the same rank (`fixtures.remote.tensor_evidence`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote import tensor_blocks, tensor_dtensor, tensor_layers, tensor_models
+from fixtures.remote import tensor_blocks, tensor_dtensor, tensor_layers, tensor_models, tensor_overlap
 from fixtures.remote.steps import Context, step
 from fixtures.remote.tensor_blocks import Split, Whole, kv_heads, shared_kv
+from fixtures.remote.tensor_evidence import judge
 from fixtures.remote.tensor_layers import columns, rows
 from fixtures.remote.tensor_models import activations, multiple
 from fixtures.remote.tensor_regions import Group
-from fixtures.remote.tensor_trial import ITEM_BYTES, judge, split_trial
+from fixtures.remote.tensor_trial import ITEM_BYTES, split_trial
 
+_FUSED = {"all_gather": 3, "reduce_scatter": 2}
 _STATISTIC_BYTES = 4  # softmax statistics of bf16 logits are fp32
 
 
@@ -141,8 +143,7 @@ def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int)
     group = Group(ctx.rank, ctx.size)
     words = multiple(words, ctx.size)
     whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
-    targets = whole.targets
-    count = batch * length
+    targets, count = whole.targets, numbers.numel()
     trial = split_trial(
         whole,
         numbers,
@@ -208,6 +209,28 @@ def sequence(
 
 
 @step
+def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> dict[str, Any]:
+    """`mlp` with the sequence split, what moves fused with the products: asynchronous tensor parallelism.
+
+    Traffic: three all_gathers of X (x, x again for backward, the output's gradient), two reduce_scatters (the
+    output, dX). Memory: 1/n of weights and of what is saved. Parity with the unfused layers as well.
+    """
+    group = Group(ctx.rank, ctx.size)
+    length, hidden = multiple(length, ctx.size), multiple(hidden, ctx.size)
+    whole, x = tensor_models.mlp(ctx, width, hidden), activations(ctx, batch, length, width)
+    with tensor_overlap.fused(ctx, group) as ops:
+        return tensor_overlap.judged(
+            ctx,
+            ops,
+            whole,
+            x,
+            traffic={kind: (n, n * x.numel() * ITEM_BYTES) for kind, n in _FUSED.items()},
+            elements=3 * width * hidden // ctx.size,
+            kept=lambda saved: saved // ctx.size,
+        )
+
+
+@step
 def dtensor(
     ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int
 ) -> dict[str, Any]:
@@ -264,13 +287,13 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
     """
     words = multiple(words, ctx.size)
     whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
-    number_bytes = 2 * _STATISTIC_BYTES + ITEM_BYTES
+    token_bytes = width * ITEM_BYTES + 2 * _STATISTIC_BYTES + ITEM_BYTES
     trial = tensor_dtensor.parallel_trial(
         ctx,
         whole,
         numbers,
         tensor_dtensor.head_plan,
-        traffic={"all_reduce": (4, batch * length * (width * ITEM_BYTES + number_bytes))},
+        traffic={"all_reduce": (4, numbers.numel() * token_bytes)},
         elements=words * width + words // ctx.size * width,
         around=tensor_dtensor.loss_split,
     )

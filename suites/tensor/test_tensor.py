@@ -27,6 +27,7 @@ STEPS = [
     case("tensor.vocabulary", **LAYER, words=96),
     case("tensor.block", **BLOCK),
     case("tensor.sequence", **BLOCK),
+    case("tensor.async_tp", **LAYER, hidden=96),
     case("tensor.dtensor", **BLOCK),
     case("tensor.dtensor_sequence", **BLOCK),
     case("tensor.loss_parallel", **LAYER, words=96),

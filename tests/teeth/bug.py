@@ -164,4 +164,4 @@ def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
 
 def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(answers) if "error" in said]
-    return {"error": "; ".join(errors)} if errors else parallel.red(bug.step, answers)
+    return {"error": "; ".join(errors)} if errors else parallel.red(bug.step, answers, bug.parameters)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from fixtures.remote.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
+from tests.teeth.memory_patches import kept_whole
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 CAUSAL = {**SIZES, "causal": True}
@@ -198,6 +199,7 @@ def _flip(tensor: torch.Tensor, bit: int) -> None:
 # the bugs. Of a step's run, the first forward and backward are the first calls.
 
 GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "context.zigzag", "context.ulysses"
+KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
     Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
@@ -206,6 +208,10 @@ BUGS = [
     Bug("gradients summed in bf16", GATHERED, FULL, after(SCATTER, rounded), ("parity",)),
     Bug("a bit flips once", GATHERED, FULL, after(SCATTER, low_bit, (1,), (1,)), ("repeat",)),
     Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
+    Bug("gathered keys kept with their buffer", GATHERED, CAUSAL, KEPT, ("memory",)),
+    Bug("keys of all ranks kept", RING, CAUSAL, KEPT, ("memory",)),
+    Bug("keys of all ranks kept", ZIGZAG, SIZES, KEPT, ("memory",)),
+    Bug("keys of all ranks kept", ULYSSES, HEADS, KEPT, ("memory",)),
     Bug("stale block", RING, CAUSAL, passing(stale, (KEYS,)), ("parity", "wrong")),
     Bug("one stale block", RING, FULL, passing(stale, (KEYS,), (2,)), ("parity",), 4),
     Bug("future keys not masked", RING, CAUSAL, unmasked, ("parity",)),

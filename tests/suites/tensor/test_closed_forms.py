@@ -1,16 +1,17 @@
 """Traffic and memory are the closed forms as equalities, up to worlds that no machine of ours has.
 
-What compares values is left out, and what the unsharded model needs in the largest.
+What compares values is left out.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib import import_module
 from unittest import mock
 
 import pytest
 
-from fixtures.remote import tensor_trial
+from fixtures.remote import tensor_evidence, tensor_overlap, tensor_pattern
 from fixtures.remote.steps import REGISTRY
 from suites.tensor import steps
 from suites.tensor.test_tensor import STEPS
@@ -18,7 +19,6 @@ from tests.fixtures.remote.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 
 SMALL = {"batch": 1, "channels": 2, "heads": 1, "hidden": 2}
-LARGE = 64  # ranks up to which the unsharded model's activations are affordable
 
 
 def accounts(size: int, rank: int) -> Accounts:
@@ -26,10 +26,12 @@ def accounts(size: int, rank: int) -> Accounts:
     ctx = context(rank, size)
     found: Accounts = []
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tensor_trial, "unsharded", return_value={}))
-        stack.enter_context(mock.patch.object(tensor_trial, "_pattern", return_value=({}, [])))
-        if size > LARGE:
-            stack.enter_context(mock.patch.object(tensor_trial, "_saved", return_value=(0, 0)))
+        stack.enter_context(mock.patch.object(tensor_evidence, "unsharded", return_value={}))
+        stack.enter_context(mock.patch.object(tensor_pattern, "measured", return_value=({}, [])))
+        stack.enter_context(mock.patch.object(tensor_overlap, "overlap", return_value={}))
+        stack.enter_context(
+            mock.patch.object(tensor_overlap, "engine", lambda ctx, name, needs: import_module(name))
+        )
         for case in STEPS:
             small = {name: SMALL.get(name, value) for name, value in case.parameters.items()}
             told = REGISTRY[case.step](ctx, **small)

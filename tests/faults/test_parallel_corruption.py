@@ -1,0 +1,119 @@
+"""Corruption from outside on one node, in every family: seen, said, and never blamed on the other node.
+
+What arrives at n02 is spoiled underneath torch (`tests.faults.spoiling`), and the suite is run as a user runs
+it. Every test that says whether a step's results are right must turn red, and for the right reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import spoiling
+from tests.faults.runs import Finished, accept
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+
+FAMILIES = ("zero", "tensor", "context", "pipeline", "expert")
+# The tests that say whether results are right; the others judge traffic, memory and time.
+RIGHT = ("parity", "every_bit", "what_was_timed_arrived")
+AGAIN = "the same when it is run again"
+UNLIKE = "is not the unsharded result"
+WRONG = "wrong data at rank"
+INTEGERS = ("dispatch_combine", "group_limited", "m2n_speed")  # these move nothing else
+PACED = "[overlap-"  # so much goes over the link to find its pace that no number is sure to be a compared one
+NOBODY: list[str] = []
+
+
+def spoiled(
+    report: Path, spoil: spoiling.Spoil, families: Sequence[str] = FAMILIES, slots: int = 1
+) -> Finished:
+    """These families on two nodes, of which n02 gets spoiled data."""
+    source = f"{inspect.getsource(spoiling)}\nplant({spoil.__name__})\n"
+    with Lab.up(nodes=2, rate="200mbit", slots=slots) as lab:
+        lab.patch_torch("n02", source)
+        return accept(lab, report, "--hardware", "lab-200mbit", "--workload", ",".join(families))
+
+
+def said(done: Finished) -> dict[str, list[str]]:
+    """What each test of whether results are right said, by its id: the sentences that are not green."""
+    found: dict[str, list[str]] = {}
+    for check in done.checks():
+        if any(word in name_of(check) for word in RIGHT):
+            judged = check["judgements"]
+            found[check["id"]] = [one["sentence"] for one in judged if one["outcome"] != "pass"]
+    return found
+
+
+def name_of(check: dict[str, Any]) -> str:
+    """The test's name, without its case."""
+    return str(check["id"]).partition("::")[2].partition("[")[0]
+
+
+def green(sentences: dict[str, list[str]], *words: str) -> list[str]:
+    """The tests that say none of the words."""
+    return [
+        name for name, lines in sentences.items() if not any(word in line for line in lines for word in words)
+    ]
+
+
+def families_of(sentences: dict[str, list[str]], word: str) -> set[str]:
+    """The families of which some test says the word."""
+    return {
+        family
+        for family in FAMILIES
+        for name, lines in sentences.items()
+        if f"/{family}/" in name and any(word in line for line in lines)
+    }
+
+
+def test_one_low_bit_that_flips_once_is_seen_by_the_repeat(tmp_path: Path) -> None:
+    """What is not trained twice, an exchange of tokens or of edges, is compared bit for bit instead."""
+    done = spoiled(tmp_path, spoiling.once)
+    sentences = said(done)
+    missed = [name for name in green(sentences, AGAIN, UNLIKE, WRONG) if PACED not in name]
+    assert missed == [], done.output
+    assert families_of(sentences, AGAIN) == set(FAMILIES)
+    assert (done.status, done.listed("rejected"), done.listed("accepted")) == (2, NOBODY, NOBODY)
+
+
+def test_a_low_bit_that_always_flips_is_seen_by_exact_payloads_and_the_node_is_rejected(
+    tmp_path: Path,
+) -> None:
+    """Parity does not see it, and neither does the repeat: both runs are wrong alike."""
+    done = spoiled(tmp_path, spoiling.always)
+    sentences = said(done)
+    assert green(sentences, WRONG, UNLIKE) == [], done.output
+    for family in FAMILIES:
+        lines = [line for name, kept in sentences.items() if f"/{family}/" in name for line in kept]
+        assert any(WRONG in line and " on n02 " in line for line in lines), family
+    assert (done.status, done.listed("rejected"), done.listed("accepted")) == (1, ["n02"], NOBODY)
+
+
+def test_a_flip_above_the_tolerance_is_seen_by_parity(tmp_path: Path) -> None:
+    """Integers arrive as they were: only what floats is wrong."""
+    done = spoiled(tmp_path, spoiling.above)
+    sentences = said(done)
+    assert families_of(sentences, UNLIKE) == set(FAMILIES), done.output
+    untouched = [
+        name for name in green(sentences, UNLIKE, WRONG) if not any(kind in name for kind in INTEGERS)
+    ]
+    assert untouched == [], done.output
+    assert "n01" not in done.listed("rejected")
+    assert done.status in (1, 2)
+    assert done.listed("accepted") == NOBODY
+
+
+def test_two_ranks_of_a_spoiled_node_do_not_convict_the_rank_that_sent_to_both(tmp_path: Path) -> None:
+    """Both see the same peer's data wrong; what each node does by itself tells the two apart."""
+    done = spoiled(tmp_path, spoiling.always, ("tensor", "context"), slots=2)
+    assert (done.status, done.listed("rejected"), done.listed("unproven")) == (1, ["n02"], ["n01"]), (
+        done.output
+    )
+    healthy = [check for check in done.checks() if check["nodes"] == ["n01"]]
+    assert {check["outcome"] for check in healthy} == {"pass"}

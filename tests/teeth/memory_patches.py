@@ -1,0 +1,56 @@
+"""Memory that a real stack keeps too long: values are right, and a rank holds more than its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import FunctionCtx
+
+from tests.teeth.bug import Patch, replaced
+
+Tensor = torch.Tensor
+Choice = Callable[[Tensor], bool]
+
+
+def behind_its_part(tensor: Tensor) -> Tensor:
+    """The same values, as a view into a buffer that holds as much for every rank."""
+    whole = torch.stack([tensor.detach()] * dist.get_world_size())
+    return whole[dist.get_rank()]
+
+
+def kept_whole(choice: Choice) -> Patch:
+    """What is saved for backward is a part of a whole, which therefore stays."""
+
+    def make(original: Any) -> Callable[..., None]:
+        def call(self: Any, *tensors: Tensor) -> None:
+            original(self, *(behind_its_part(one) if choice(one) else one for one in tensors))
+
+        return call
+
+    return lambda: replaced(FunctionCtx, "save_for_backward", make)
+
+
+def weights_kept_whole() -> Any:
+    """A rank's part of a weight is a view of all of it, which therefore stays."""
+
+    def make(original: Any) -> Callable[..., Tensor]:
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            copy: Tensor = original(self, *args, **kwargs)
+            # Activations have three dimensions, weights two.
+            return behind_its_part(copy) if copy.dim() == 2 and copy.is_floating_point() else copy
+
+        return call
+
+    return replaced(Tensor, "clone", make)
+
+
+def inputs_copied() -> Any:
+    """Every layer keeps a copy of the input that it shares with others."""
+
+    def make(original: Any) -> Callable[..., Tensor]:
+        return lambda x, *args, **kwargs: original(x.clone(), *args, **kwargs)
+
+    return replaced(torch.nn.functional, "linear", make)

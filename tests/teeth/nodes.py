@@ -1,0 +1,161 @@
+"""Seeded bugs of single devices: products, memory, repeats, and what happens under load."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from suites.nodes import test_compute, test_memory, test_repeatability
+from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.flips import flip, transient
+
+Call = Callable[..., Any]
+_CASES = [
+    *(test_compute.SLOPE + test_compute.OVERLAP + test_compute.TRAINING),
+    *(test_memory.MEMORY + test_memory.PATTERN + test_repeatability.REPEATED),
+]
+_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "nodes.matmul": {"dtype": "fp32"},
+    **{case.step: case.parameters for case in _CASES},
+}
+
+
+def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
+    return Bug(name, f"nodes.{step}", _PARAMETERS[f"nodes.{step}"], patch, red, size)
+
+
+def of(name: str, make: Maker, owner: Any = torch) -> Patch:
+    """Plant it in a function of torch, or of one of its classes."""
+    return lambda: replaced(owner, name, make)
+
+
+def flipped(when: Callable[[int], bool], element: int = 3, bit: int = 0, every_rank: bool = False) -> Maker:
+    """Flip a bit of the results, on rank 1, of the calls whose number, from 1, is meant."""
+
+    def make(original: Call) -> Call:
+        count = itertools.count(1)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if when(next(count)) and (every_rank or dist.get_rank() == 1) and result.numel() > element:
+                flip(result.detach(), element, bit)
+            return result
+
+        return call
+
+    return make
+
+
+def slow(nap_s: float, after_s: float = 0.0, per_s: float = 0.0) -> Maker:
+    """Take so much longer on rank 1, from some time after the first call on, and more with every second."""
+
+    def make(original: Call) -> Call:
+        first: list[float] = []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not first:
+                first.append(time.monotonic())
+            result = original(*args, **kwargs)
+            age_s = time.monotonic() - first[0]
+            if dist.get_rank() == 1 and age_s >= after_s:
+                end = time.monotonic() + min(nap_s + per_s * age_s, 0.4)
+                while time.monotonic() < end:
+                    pass
+            return result
+
+        return call
+
+    return make
+
+
+def without_work(original: Call) -> Call:
+    """Return at once and leave the output as it was."""
+    return lambda *args, out=None, **kwargs: original(*args, **kwargs) if out is None else out
+
+
+def all_but_the_last(original: Call) -> Call:
+    """Copy all elements but the last."""
+
+    def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        if target.dim() != 1 or target.numel() < 1 << 20:
+            return original(target, source, **kwargs)  # type: ignore[no-any-return]
+        original(target[:-1], source[:-1], **kwargs)
+        return target
+
+    return call
+
+
+def without_factor(original: Call) -> Call:
+    """Add without the factor."""
+
+    def call(*args: Any, alpha: float = 1, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    return call
+
+
+def two_addresses(original: Call) -> Call:
+    """Hand out the same cells twice."""
+    made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dtype") is not torch.int64 or args[0] < 1 << 16:
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        return made.setdefault(args, original(*args, **kwargs))
+
+    return call
+
+
+def no_number_at(call_number: int) -> Maker:
+    """Give a loss that is no number, once."""
+
+    def make(original: Call) -> Call:
+        count = itertools.count(1)
+        return lambda *args, **kwargs: (
+            original(*args, **kwargs) * (torch.nan if next(count) == call_number else 1.0)
+        )
+
+    return make
+
+
+def upwards(original: Call) -> Call:
+    """Climb the gradient."""
+    return torch._foreach_add_  # type: ignore[no-any-return]
+
+
+BUGS = [
+    _bug("matmul", "a bit of a product flips", of("mm", flipped(lambda n: True, bit=30)), "wrong"),
+    _bug("matmul", "nothing is multiplied", of("mm", without_work), "wrong"),
+    _bug("matmul", "one device is slow", of("mm", slow(0.1)), "series"),
+    _bug("memory", "the last element is not copied", of("copy_", all_but_the_last, torch.Tensor), "wrong"),
+    _bug("memory", "triad without its factor", of("add", without_factor), "wrong"),
+    _bug("memory", "one device adds slowly", of("add", slow(0.4)), "series"),
+    _bug("pattern", "a cell loses a bit", of("copy_", flipped(lambda n: n == 3), torch.Tensor), "wrong"),
+    _bug("pattern", "two addresses of one cell", of("empty", two_addresses), "wrong"),
+    _bug("repeatability", "lowest bit flips once", of("mm", flipped(lambda n: n == 7)), "wrong"),
+    _bug(
+        "repeatability",
+        "a sum flips once",
+        of("sum", flipped(lambda n: n == 4), torch.Tensor),
+        "wrong",
+    ),
+    _bug(
+        "repeatability",
+        "one device always multiplies wrongly",
+        of("mm", flipped(lambda n: True)),
+        "digests",
+        size=3,
+    ),
+    _bug("overlap", "lowest bit of the sum flips", transient("all_reduce", 3, element=100), "wrong"),
+    _bug("overlap", "a product beside it is wrong", of("mm", flipped(lambda n: n == 5)), "wrong"),
+    _bug("slope", "one device becomes slow", of("mm", slow(0.004, after_s=0.3)), "series"),
+    _bug("slope", "one device slows down steadily", of("mm", slow(0.0, per_s=0.05)), "series"),
+    _bug("training", "a loss is no number", of("cross_entropy", no_number_at(5), functional), "losses"),
+    _bug("training", "the weights go up", of("_foreach_sub_", upwards), "losses"),
+]
