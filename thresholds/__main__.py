@@ -1,31 +1,60 @@
-"""`python -m thresholds lint | explain`: whether files hold, and which row judges a case and why."""
+"""`python -m thresholds lint | explain | calibrate | diff`: whether files hold, and where they come from."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from thresholds import rules
 from thresholds.bounds import BoundError, bound, ceiling
+from thresholds.calibrate import Asked, Refused, calibrate
+from thresholds.calibrate_tables import PER_NODE
+from thresholds.diff import BadInput, diff
 from thresholds.faults import HardwareFileError
 from thresholds.hardware import Hardware, Limit
-from thresholds.load import load, resolve, shipped
+from thresholds.load import load, load_whole, resolve, shipped
 from thresholds.lookup import Case, LimitError, absent, find
 from thresholds.selectors import READERS, Value
-from thresholds.units import METRICS, format_number, parse_size
+from thresholds.units import INSIDE_LINKS, METRICS, format_number, parse_size
+
+_CALIBRATE = """Make a hardware file from runs of nodes that are believed healthy.
+
+A floor is median x (1 - margin). The margin is 5.1 sigma, so that 1024 nodes with 50 figures each
+fail by chance once in a hundred acceptances, and never less than the least margin of the metric;
+ceilings likewise. A figure needs five values, the file two runs and two nodes. Nodes that are
+outliers are left out and named.
+
+Nothing is written, and the exit status is 1, when the runs do not agree (all reasons are said at
+once): other hardware, workload or versions, wrong data, a run that was cut short, a journal that
+cannot be read, too few values, or values that disagree so much that a limit would mean nothing.
+
+Line rates, [match] and [sweep] are those of --like; its rows are not taken over, but the healthy
+figures must meet them. Without it [match] is what the nodes say, and bus bandwidths need
+--line-rate, as nothing in a journal says how fast a link should be."""
+_DIFF = """Compare two hardware files, or a hardware file with a run.
+
+Of two files: rows and gaps that were added or removed, limits that changed, in per cent, and facts
+that differ. Names, comments, sources and dates are no difference.
+
+Of a file and a run: for each row and case the limit, the measured median and the margin in per cent
+(negative: not met), rows that judged nothing, and judged figures for which there is no one row.
+
+Exit status: 0 nothing differs (every row is met and used, every figure has one), 1 something does,
+2 bad input."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the two commands; 0 good, 1 faults or no row, 2 a command line that makes no sense."""
+    """Run one command; 0 good, 1 faults, no row, refused or different, 2 bad input."""
     options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.run
     try:
-        if options.command == "lint":
-            return _lint([resolve(name) for name in options.files] or list(shipped().values()))
-        hardware = load(resolve(options.file))
+        return command(options)
     except HardwareFileError as error:
-        return _say(sys.stderr.write, str(error), status=1)
-    return _explain(hardware, options.metric, dict(options.case))
+        return _say(sys.stderr.write, str(error), status=2 if command is _diff else 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,11 +62,55 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     lint = commands.add_parser("lint", help="check hardware files and print every fault")
     lint.add_argument("files", nargs="*", help="names or paths (default: all shipped files)")
+    lint.set_defaults(run=_lint)
     explain = commands.add_parser("explain", help="show which row judges a case, and what it asks")
     explain.add_argument("file", help="a shipped name, or a path")
     explain.add_argument("metric", choices=sorted(METRICS))
     explain.add_argument("case", nargs="*", type=_pair, metavar="key=value", help="such as size=8GiB nodes=2")
+    explain.set_defaults(run=_explained)
+    _add_calibrate(commands)
+    compare = _described(commands, "diff", "compare two hardware files, or one with a run", _DIFF)
+    compare.add_argument("first", metavar="A", help="a hardware file: a shipped name, or a path")
+    compare.add_argument("second", metavar="B", help="another, or a run: report directory or results.jsonl")
+    compare.set_defaults(run=_diff)
     return parser
+
+
+def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _described(commands, "calibrate", "make a hardware file from healthy runs", _CALIBRATE)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="report directories, or results.jsonl of them")
+    parser.add_argument("-o", "--output", metavar="FILE", help="a new file (default: standard output)")
+    parser.add_argument("--name", default="", help="[hardware] name (default: that of --like, -calibrated)")
+    parser.add_argument(
+        "--like", metavar="FILE", help="take line rates, match, sweep and so on from this file"
+    )
+    parser.add_argument(
+        "--line-rate",
+        action="append",
+        default=[],
+        type=_rate,
+        metavar="LINK=GB/S",
+        help=f"per rank and direction; links are {', '.join((*INSIDE_LINKS, 'network', PER_NODE))}",
+    )
+    parser.add_argument(
+        "--most-margin",
+        action="append",
+        default=[],
+        type=_margin,
+        metavar="METRIC=SHARE",
+        help="accept noise up to this margin, such as latency=5; the row's source will say so",
+    )
+    parser.set_defaults(run=_calibrate)
+
+
+def _described(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, short: str, long: str
+) -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    return commands.add_parser(name, help=short, description=long, formatter_class=plain)
+
+
+# reading the command line
 
 
 def _pair(text: str) -> tuple[str, Value]:
@@ -53,9 +126,31 @@ def _pair(text: str) -> tuple[str, Value]:
     return name, int(value) if name in ("nodes", "ranks_per_node") else value
 
 
-def _lint(paths: list[Path]) -> int:
+def _rate(text: str) -> tuple[str, float]:
+    return _figure(text, (*INSIDE_LINKS, "network", PER_NODE))
+
+
+def _margin(text: str) -> tuple[str, float]:
+    return _figure(text, tuple(METRICS))
+
+
+def _figure(text: str, names: Sequence[str]) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if name not in names or not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=NUMBER with a name of: {', '.join(names)}")
+    return name, number
+
+
+# the commands
+
+
+def _lint(options: argparse.Namespace) -> int:
     status = 0
-    for path in paths:
+    for path in [resolve(name) for name in options.files] or list(shipped().values()):
         try:
             hardware = load(path)
         except HardwareFileError as error:
@@ -63,7 +158,47 @@ def _lint(paths: list[Path]) -> int:
         else:
             rows = f"{len(hardware.limits)} limits, {len(hardware.gaps)} gaps"
             _say(sys.stdout.write, f"{path}: good ({rows}, sha256 {hardware.sha256[:12]})")
+            for warning in rules.dates(hardware, datetime.datetime.now(datetime.timezone.utc).date()):
+                _say(sys.stderr.write, f"warning: {warning}")
     return status
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    target = Path(options.output) if options.output else None
+    if target is not None and target.exists():
+        return _say(sys.stderr.write, f"{target} is there already; name a new file", status=1)
+    if options.like and options.line_rate:
+        return _say(sys.stderr.write, "--like brings its own line rates; leave --line-rate out", status=2)
+    like = load_whole(resolve(options.like)) if options.like else None
+    asked = Asked(options.name, like, dict(options.line_rate), dict(options.most_margin))
+    try:
+        found = calibrate(options.runs, asked)
+        if target is not None:
+            target.write_text(found.text, encoding="utf-8")
+    except Refused as refused:
+        return _say(sys.stderr.write, f"refused, and nothing is written:\n{_bullets(refused.reasons)}", 1)
+    except OSError as error:
+        return _say(sys.stderr.write, f"{target} cannot be written: {error.strerror or error}", status=1)
+    _say(sys.stderr.write, _bullets([*found.notes, f"{found.limits} limits and {found.gaps} gaps"]))
+    return 0 if target is not None else _say(sys.stdout.write, found.text.removesuffix("\n"))
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    try:
+        found = diff(options.first, options.second)
+    except BadInput as error:
+        return _say(sys.stderr.write, str(error), status=2)
+    if found.lines:
+        _say(sys.stdout.write, "\n".join(found.lines))
+    return int(found.differs)
+
+
+def _explained(options: argparse.Namespace) -> int:
+    return _explain(load(resolve(options.file)), options.metric, dict(options.case))
 
 
 def _explain(hardware: Hardware, metric: str, case: Case) -> int:

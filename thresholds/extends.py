@@ -13,10 +13,11 @@ import tomllib
 
 from thresholds.faults import Fault
 from thresholds.lines import Lines
-from thresholds.schema import ROWS, SECTIONS, Raw
+from thresholds.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
 
 LARGEST_BYTES = 1 << 20
 HERE = Path(__file__).parent
+TABLE_NAMES = (*TABLES, *LOOSE)
 INHERITED = ("inside",)  # of [hardware]; the rest of it says what the one file is
 
 

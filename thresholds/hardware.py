@@ -88,17 +88,22 @@ class Experts:
 class Hardware:
     """A checked hardware file. `judges` says what a file without accelerators honestly judges.
 
-    Without `auto` the file is never chosen among others, only by its name.
+    Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
+    `judges_with` names the files with whose nodes its own may share a world. `extends` are the files that it
+    builds on, the nearest first; `sha256` is over it and them.
     """
 
     name: str
     about: str
     inside: str
-    match: Mapping[str, str | int]
+    match: Mapping[str, tuple[str | int, ...]]
     line_rate: LineRate
     sweep: Sweep
     judges: str = ""
     auto: bool = True
+    part: bool = False
+    judges_with: tuple[str, ...] = ()
+    extends: tuple[Path, ...] = ()
     expect: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +112,11 @@ class Hardware:
     experts: Experts | None = None
     path: Path | None = None
     sha256: str = ""
+
+    @property
+    def fabric(self) -> str:
+        """What carries data between nodes, as [match] says; empty where it does not."""
+        return str(self.match.get("fabric", ("",))[0])
 
 
 def no_hardware(inside: str) -> Hardware:

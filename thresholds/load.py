@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from thresholds import rules
+from thresholds.extends import Unreadable, contents, shipped, unknown_name
 from thresholds.faults import Fault, HardwareFileError
 from thresholds.hardware import Experts, Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
-from thresholds.parse import Sections
+from thresholds.parse import Placed, Sections
 from thresholds.schema import (
     ExpectSection,
     ExpertsSection,
@@ -25,12 +24,9 @@ from thresholds.schema import (
 )
 from thresholds.units import INSIDE_LINKS
 
-HERE = Path(__file__).parent
+__all__ = ["load", "load_whole", "read", "resolve", "shipped"]
 
-
-def shipped() -> Mapping[str, Path]:
-    """The hardware files that come with the suite, by name."""
-    return {path.stem: path for path in sorted(HERE.glob("*.toml"))}
+_NO_SWEEP = SweepSection.model_construct(bandwidth=[], plateau=[], latency=[])
 
 
 def resolve(name_or_path: str) -> Path:
@@ -40,51 +36,62 @@ def resolve(name_or_path: str) -> Path:
         return known[name_or_path]
     if "/" in name_or_path or name_or_path.endswith(".toml"):
         return Path(name_or_path)
-    near = difflib.get_close_matches(name_or_path, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    text = f"no hardware file of that name; {hint}. A file of your own is named by its path"
-    raise HardwareFileError([Fault(name_or_path, 1, text)])
+    raise HardwareFileError([Fault(name_or_path, 1, unknown_name(name_or_path))])
 
 
 def load(path: Path | str) -> Hardware:
     """Read and check one hardware file; raises `HardwareFileError` with every fault of it."""
     path = Path(path)
     try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:
-        text = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise HardwareFileError([Fault(str(path), 1, text)]) from error
+        data = contents(path)
+    except Unreadable as error:
+        raise HardwareFileError([Fault(str(path), 1, str(error))]) from error
     return read(data, path)
 
 
+def load_whole(path: Path | str) -> Hardware:
+    """The same for a file that is to judge nodes, which a part of files cannot."""
+    hardware = load(path)
+    if hardware.part:
+        text = "this is only a part of hardware files; name a file that extends it"
+        raise HardwareFileError([Fault(str(path), 1, text)])
+    return hardware
+
+
 def read(data: bytes, path: Path) -> Hardware:
-    """The same for bytes that are at hand."""
-    sections = Sections(str(path), data)
-    placed = _rows(sections, path.name)
-    rows = tuple(row for row, _ in placed)
+    """The same for bytes that are at hand; what it extends is read from where `path` says that it lies."""
+    sections = Sections(path, data)
+    placed = [*_rows(sections)]
     _check_tables(sections)
-    hardware = _hardware(sections, rows, path, hashlib.sha256(data).hexdigest())
-    if hardware is not None:
+    hardware = _hardware(sections, tuple(row for row, _ in placed))
+    if hardware is not None and sections.family.whole:
         _check_rows(sections, placed, hardware)
-    for position, text in rules.overlaps(rows):
-        sections.fault(text, *placed[position][1])
+    _check_overlaps(sections, placed)
     if sections.faults or hardware is None:
         raise HardwareFileError(sections.faults)
     return hardware
 
 
-Place = tuple[str, int]  # limit or gap, and the how manyth
-
-
-def _rows(sections: Sections, name: str) -> list[tuple[Row, Place]]:
-    found: list[tuple[Row, Place]] = []
-    for kind, index, section in sections.rows:
+def _rows(sections: Sections) -> Iterator[tuple[Row, Placed]]:
+    for placed in sections.rows:
+        section = placed.section
         for text in rules.limit_kind(section) if isinstance(section, LimitSection) else ():
-            sections.fault(text, kind, index)
-        row = _row(section, f"{name}:{sections.lines.of(kind, index)}")
-        if row is not None:
-            found.append((row, (kind, index)))
-    return found
+            sections.fault(text, placed.kind, placed.index)
+        row = _row(section, sections.where(placed.kind, placed.index))
+        if row is not None and not _void(row, placed, sections):
+            yield row, placed
+
+
+def _void(row: Row, placed: Placed, sections: Sections) -> bool:
+    """Whether a nearer file declares absent what a row of a farther one is about."""
+    for name in ("path", "collective"):
+        words = row.selectors[name].samples() if name in row.selectors else ()
+        if words and all(
+            word in (sections.loose.absent or {}) and sections.declared("absent", str(word)) < placed.distance
+            for word in words
+        ):
+            return True
+    return False
 
 
 def _row(section: RowSection, where: str) -> Row | None:
@@ -105,44 +112,64 @@ def _row(section: RowSection, where: str) -> Row | None:
 def _check_tables(sections: Sections) -> None:
     about, rates = sections.tables.get("hardware"), sections.tables.get("line_rate")
     expect = sections.tables.get("expect", ExpectSection())
+    inside = about.inside if isinstance(about, HardwareSection) else None
+    if isinstance(about, HardwareSection) and not (inside or about.part) and sections.family.whole:
+        sections.fault("hardware.inside is missing; write it", "hardware")
     if isinstance(rates, LineRateSection) and isinstance(expect, ExpectSection):
-        inside = about.inside if isinstance(about, HardwareSection) else None
-        for text in rules.line_rates(inside, rates, expect):
+        for text in rules.line_rates(None if sections.part else inside, rates, expect):
             sections.fault(text, "line_rate")
 
 
-def _check_rows(sections: Sections, placed: list[tuple[Row, Place]], hardware: Hardware) -> None:
+def _check_rows(sections: Sections, found: list[tuple[Row, Placed]], hardware: Hardware) -> None:
     for text in rules.plateau(hardware):
         sections.fault(text, "sweep", "plateau")
-    for row, place in placed:
+    for row, placed in found:
+        here = f" (in {hardware.name}, which extends this)" if placed.distance else ""
         for text in (*rules.reachable(row, hardware), *rules.physics(row, hardware)):
-            sections.fault(text, *place)
+            sections.fault(text + here, placed.kind, placed.index)
 
 
-def _hardware(sections: Sections, rows: tuple[Row, ...], path: Path, sha256: str) -> Hardware | None:
+def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None:
+    """A clash with an inherited row is a fault of the file that inherits it."""
+    for at, other, shared in rules.overlaps(tuple(row for row, _ in found)):
+        near, far = sorted((found[at], found[other]), key=lambda one: one[1].distance)
+        inherits = near[1].distance < far[1].distance
+        (_, place), (clash, _) = (near, far) if inherits else (found[other], found[at])
+        what = f"{', '.join(shared)}: {clash.where} matches the same cases; "
+        how = "replace it by a row with the same selectors, or keep the two apart"
+        sections.fault(what + (how if inherits else "keep the two apart"), place.kind, place.index)
+
+
+def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
     about, rates, sweep = (sections.tables.get(name) for name in ("hardware", "line_rate", "sweep"))
+    if isinstance(about, HardwareSection) and about.part:
+        rates, sweep = rates or LineRateSection(), sweep or _NO_SWEEP
     expect = sections.tables.get("expect", ExpectSection())
     if not (isinstance(about, HardwareSection) and isinstance(rates, LineRateSection)):
         return None
-    if not isinstance(sweep, SweepSection):
+    if not isinstance(sweep, SweepSection) or not (about.inside or about.part):
         return None
+    first, *others = sections.family.documents
     return Hardware(
         name=about.name,
         about=about.about,
-        inside=about.inside,
+        inside=about.inside or "",
         judges=about.judges or "",
         auto=about.auto,
+        part=about.part,
+        judges_with=tuple(about.judges_with),
+        extends=tuple(one.path for one in others),
         match=sections.loose.match or {},
         expect=expect.model_dump(exclude_none=True),
         env=sections.loose.env or {},
         absent=sections.loose.absent or {},
-        line_rate=_line_rate(about.inside, rates),
+        line_rate=_line_rate(about.inside or "", rates),
         sweep=Sweep(tuple(sweep.bandwidth), tuple(sweep.plateau), tuple(sweep.latency), sweep.iterations),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
         experts=_experts(sections.tables.get("experts")),
-        path=path,
-        sha256=sha256,
+        path=first.path,
+        sha256=sections.family.sha256,
     )
 
 

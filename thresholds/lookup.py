@@ -15,11 +15,15 @@ _Row = TypeVar("_Row", Limit, Gap)
 
 
 class LimitError(Exception):
-    """No one row judges the case. `kind` says why not; the text names the nearest rows."""
+    """No one row judges the case. `kind` says why not; the text names the nearest rows.
 
-    def __init__(self, kind: Literal["missing", "ambiguous", "gap"], text: str) -> None:
+    `reason` is the same for all cases that lack a limit for the same reason.
+    """
+
+    def __init__(self, kind: Literal["missing", "ambiguous", "gap"], text: str, reason: str = "") -> None:
         super().__init__(text)
         self.kind = kind
+        self.reason = reason or text
 
 
 def find(hardware: Hardware, metric: str, case: Case) -> Limit:
@@ -32,7 +36,8 @@ def find(hardware: Hardware, metric: str, case: Case) -> Limit:
         rows = ", ".join([*(row.where for row in limits), *(row.where for row in gaps)])
         raise LimitError("ambiguous", f"{_subject(metric, case)} matches several rows: {rows}")
     if gaps:
-        raise LimitError("gap", f"{_subject(metric, case)} has no figure: {gaps[0].reason} ({gaps[0].where})")
+        reason = f"{gaps[0].reason} ({gaps[0].where})"
+        raise LimitError("gap", f"{_subject(metric, case)} has no figure: {reason}", reason)
     raise LimitError(
         "missing", f"{_subject(metric, case)} matches no row; {_nearest(hardware, metric, case)}"
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from thresholds.faults import Fault, HardwareFileError
@@ -11,6 +12,7 @@ from thresholds.hardware import Hardware
 from thresholds.load import load, shipped
 
 Facts = Mapping[str, str | int]
+SHOWN = 8  # files of an error, the nearest first
 
 
 class RecogniseError(Exception):
@@ -18,24 +20,37 @@ class RecogniseError(Exception):
 
 
 def recognise(facts: Facts, files: Iterable[Path] | None = None) -> Hardware:
-    """The one hardware file (of the shipped ones, when none are named) that matches these facts.
+    """The one hardware file (of the shipped ones, when none are named) that matches these facts."""
+    return choose(facts, _load_all(shipped().values() if files is None else files))
+
+
+def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
+    """The same among files that are loaded.
 
     A file with `auto = false` takes part only where it is the only one, which is how a named file is checked.
+    Of several that match, the one that is more specific than every other is meant.
     """
-    candidates = _load_all(shipped().values() if files is None else files)
+    candidates = [one for one in loaded if not one.part]
     alone = len(candidates) == 1
     matching = [one for one in candidates if (one.auto or alone) and not differences(one, facts)]
-    if len(matching) == 1:
-        return matching[0]
+    special = [one for one in matching if all(one is other or specialises(one, other) for other in matching)]
+    if len(special) == 1:
+        return special[0]
     said = ", ".join(f"{name} = {value}" for name, value in facts.items()) or "nothing"
     if matching:
         names = ", ".join(hardware.name for hardware in matching)
-        raise RecogniseError(f"several hardware files match ({said}): {names}; name one with --hardware")
-    lines = [f"no hardware file matches ({said}); name one with --hardware, or run with --hardware none"]
-    lines += [
-        f"  {one.name}: {'; '.join(differences(one, facts)) or 'chosen by name only'}" for one in candidates
-    ]
+        lines = [f"several hardware files match ({said}): {names}; name one with --hardware"]
+        lines += [f"  {line}" for line in _apart(matching, facts)]
+    else:
+        lines = [f"no hardware file matches ({said}); name one with --hardware, or run with --hardware none"]
+        lines += [f"  {line}" for line in _nearest(candidates, facts)]
     raise RecogniseError("\n".join(lines))
+
+
+def specialises(one: Hardware, other: Hardware) -> bool:
+    """Whether a file extends the other, or asks all that the other asks and more."""
+    extended = [path.resolve() for path in one.extends]
+    return (other.path is not None and other.path.resolve() in extended) or set(other.match) < set(one.match)
 
 
 def differences(hardware: Hardware, facts: Facts) -> list[str]:
@@ -43,16 +58,52 @@ def differences(hardware: Hardware, facts: Facts) -> list[str]:
     found = []
     for name, wanted in hardware.match.items():
         if name not in facts:
-            found.append(f"{name} must be {wanted}, and the nodes did not say")
-        elif not _alike(wanted, facts[name]):
-            found.append(f"{name} must be {wanted}, and is {facts[name]}")
+            found.append(f"{name} must be {_either(wanted)}, and the nodes did not say")
+        elif not any(_alike(one, facts[name]) for one in wanted):
+            found.append(f"{name} must be {_either(wanted)}, and is {facts[name]}")
     return found
 
 
+def _either(wanted: Sequence[str | int]) -> str:
+    return " or ".join(map(str, wanted))
+
+
 def _alike(wanted: str | int, found: str | int) -> bool:
-    """Equal but for case; a * in the file stands for any text."""
-    parts = (re.escape(part) for part in str(wanted).strip().split("*"))
+    """Equal but for case; a * in the file stands for any text, and of numbers "38..41" for any between."""
+    text = str(wanted).strip()
+    if isinstance(found, int) and (range_ := re.fullmatch(r"([0-9]{1,9})\.\.([0-9]{1,9})", text)):
+        return int(range_[1]) <= found <= int(range_[2])
+    parts = (re.escape(part) for part in text.split("*"))
     return re.fullmatch(".*".join(parts), str(found).strip(), re.IGNORECASE | re.DOTALL) is not None
+
+
+def _apart(matching: Sequence[Hardware], facts: Facts) -> Iterator[str]:
+    """The fields by which files that all match could be told apart, and what each asks of them."""
+    fields = sorted({name for one in matching for name in one.match})
+    for name in fields:
+        asked = [_either(one.match[name]) if name in one.match else "nothing" for one in matching]
+        if len(set(asked)) > 1:
+            by_file = "; ".join(f"{one.name} asks {text}" for one, text in zip(matching, asked, strict=True))
+            yield f"{name} (the nodes say {facts.get(name, 'nothing')}): {by_file}"
+    unasked = [name for name in facts if name not in fields]
+    if unasked:
+        yield f"no [match] of these files asks: {', '.join(unasked)}; one of them may tell the files apart"
+
+
+def _nearest(candidates: Sequence[Hardware], facts: Facts) -> Iterator[str]:
+    """Field by field why files do not match, those first that are nearest."""
+
+    def distance(one: Hardware) -> tuple[int, float]:
+        names = [str(name).lower() for name in one.match.get("gpu", ())]
+        said = str(facts.get("gpu", "")).lower()
+        alike = max((difflib.SequenceMatcher(None, name, said).ratio() for name in names), default=0.0)
+        return len(differences(one, facts)), -alike
+
+    ordered = sorted(candidates, key=distance)
+    for one in ordered[:SHOWN]:
+        yield f"{one.name}: {'; '.join(differences(one, facts)) or 'chosen by name only'}"
+    if len(ordered) > SHOWN:
+        yield f"and {len(ordered) - SHOWN} more that are further away"
 
 
 def _load_all(files: Iterable[Path]) -> list[Hardware]:

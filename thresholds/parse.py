@@ -125,7 +125,11 @@ def _in_force(rows: list[Placed]) -> list[Placed]:
             nearest[key] = min(row.distance, nearest.get(key, row.distance))
     held = []
     for row in rows:
-        kept = [name for name, key in zip(row.section.metric, _keys(row), strict=True) if nearest[key] == row.distance]
+        kept = [
+            name
+            for name, key in zip(row.section.metric, _keys(row), strict=True)
+            if nearest[key] == row.distance
+        ]
         if kept:
             section = row.section.model_copy(update={"metric": kept})
             held.append(Placed(row.kind, row.index, section, row.distance))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from thresholds.schema import ExpectSection, LimitSection, LineRateSection
 from thresholds.selectors import FAR, Selector, Value, overlap
 from thresholds.units import DATA_COLLECTIVES, METRICS, format_number, format_size
 
+STALE_YEARS = 3
 KINDS = ("min", "max", "min_of_bound")
 SWEPT = ("busbw", "busbw_mean", "slow_fraction")
 
@@ -64,25 +66,22 @@ def reachable(row: Row, hardware: Hardware) -> Iterator[str]:
     for path in paths.samples() if paths else ():
         if nodes and not nodes.meets(_nodes_of(path)):
             yield f"path {path} never has nodes = {nodes.text}"
-        if path not in (hardware.inside, "network", "nic"):
+        if path not in (hardware.inside, "network", "nic") and hardware.inside:
             yield f'path {path} does not exist here: the link inside a node is "{hardware.inside}"'
         elif str(path) in hardware.absent:
             yield f"path {path} is declared absent in [absent]; remove one of the two"
     size = row.selectors.get("size")
     swept = hardware.sweep.bandwidth
-    if size and set(row.metrics) & set(SWEPT) and not any(size.matches(one) for one in swept):
+    if swept and size and set(row.metrics) & set(SWEPT) and not any(size.matches(one) for one in swept):
         yield f"size {size.text} matches no size of the sweep ({', '.join(map(format_size, swept))})"
 
 
-def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, str]]:
-    """Two rows for the same case are no limit at all."""
-    for (_, first), (position, second) in itertools.combinations(enumerate(rows), 2):
+def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:
+    """Two rows for the same case are no limit at all; yields which two, and the metrics of both."""
+    for (one, first), (other, second) in itertools.combinations(enumerate(rows), 2):
         shared = sorted(set(first.metrics) & set(second.metrics))
         if shared and overlap(first.selectors, second.selectors):
-            yield (
-                position,
-                f"{', '.join(shared)}: {first.where} matches the same cases; keep the two apart",
-            )
+            yield one, other, shared
 
 
 def physics(row: Row, hardware: Hardware) -> Iterator[str]:
@@ -92,7 +91,8 @@ def physics(row: Row, hardware: Hardware) -> Iterator[str]:
     try:
         bounds = [(_best(row, case, hardware), case) for case in _cases(row, hardware)]
     except BoundError as error:
-        yield f"this floor cannot be held against a physical bound: {error}"
+        if not hardware.part:  # which leaves rates to the files that extend it, and is held there
+            yield f"this floor cannot be held against a physical bound: {error}"
         return
     best, case = min(bounds, key=lambda found: found[0], default=(math.inf, {}))
     if row.kind == "min" and row.value > best:
@@ -100,6 +100,22 @@ def physics(row: Row, hardware: Hardware) -> Iterator[str]:
             f"min = {row.value:g} GB/s is above {format_number(best, row.value)} GB/s, the physical bound of "
             f"{case['collective']} over {case['path']} on {case['nodes']} node(s) of {case['ranks_per_node']}"
         )
+
+
+def dates(hardware: Hardware, today: datetime.date) -> Iterator[str]:
+    """Warn of limits that nobody has looked at for long, and of dates that cannot be.
+
+    No fault of a file: whether a run may use it must not depend on the clock of the machine that starts it.
+    """
+    for limit in hardware.limits:
+        years = (today - limit.date).days / 365.25
+        if years < 0:
+            yield f"{limit.where}: its date {limit.date} is in the future; today is {today}"
+        elif years > STALE_YEARS:
+            yield (
+                f"{limit.where}: its date {limit.date} is {years:.0f} years ago; see whether the source "
+                "still holds, or measure healthy nodes again, and write the new date"
+            )
 
 
 def _best(row: Limit, case: Mapping[str, Value], hardware: Hardware) -> float:

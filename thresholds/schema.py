@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+)
 
 from thresholds.selectors import READERS, Selector
 from thresholds.units import COLLECTIVES, INSIDE_LINKS, METRICS, PATHS, is_finite, parse_size
 
 MOST_GIGABYTES = 100_000
+FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
 
 
 def _known(names: tuple[str, ...]) -> Callable[[str], str]:
@@ -59,17 +69,35 @@ def _fact(raw: object) -> str | int:
     return raw
 
 
+def _facts(raw: object) -> tuple[str | int, ...]:
+    found = tuple(_fact(one) for one in (raw if isinstance(raw, list) else [raw]))
+    if not found:
+        raise ValueError("an empty list matches nothing; write a text, a whole number or a list of them")
+    return found
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"(>=)? ?[0-9]+([.][0-9a-z+-]+)*", text):
+        raise ValueError(
+            f'{text!r} is no version; write "570.86.15" for this one, ">=570.86" for it or later'
+        )
+    return text
+
+
 def _reader(name: str) -> PlainValidator:
     return PlainValidator(READERS[name])
 
 
 Sentence = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_says_something)]
+FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
 LowerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Size = Annotated[int, PlainValidator(parse_size)]
 Sizes = Annotated[list[Size], Field(min_length=1, max_length=64), AfterValidator(_rising)]
 Gigabytes = Annotated[float, Field(gt=0, le=MOST_GIGABYTES, allow_inf_nan=False)]
 Inside = Annotated[float | str, PlainValidator(_rate)]
-Fact = Annotated[str | int, PlainValidator(_fact)]
+Facts = Annotated[tuple[str | int, ...], PlainValidator(_facts)]
+Version = Annotated[str, Field(max_length=64), AfterValidator(_version)]
+Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+( \S+)*$")]
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 MetricName = Annotated[str, AfterValidator(_known(tuple(METRICS)))]
 MetricNames = Annotated[list[MetricName], Field(min_length=1), BeforeValidator(_as_list)]
@@ -82,25 +110,51 @@ class Section(BaseModel):
 
 
 class HardwareSection(Section):
-    """[hardware]: what this file is about."""
+    """[hardware]: what this file is about; `inside` alone is inherited from the file that it `extends`.
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
+    `part`: it is only there to be extended. `with` names files of other hardware: worlds that have nodes of
+    both are judged by this one.
+    """
+
+    name: FileName
     about: Sentence
-    inside: Annotated[str, AfterValidator(_known(INSIDE_LINKS))]
+    inside: Annotated[str, AfterValidator(_known(INSIDE_LINKS))] | None = None
     judges: Sentence | None = None
     auto: bool = True
+    part: bool = False
+    extends: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    judges_with: Annotated[list[FileName], Field(alias="with")] = []
 
 
 class ExpectSection(Section):
-    """[expect]: what every node must have."""
+    """[expect]: what every node must have; a version stands for itself, or with >= for any later one too."""
 
     gpus_per_node: Count | None = None
-    nics_per_node: Count | None = None
-    nic_gigabits_per_s: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     gpu_memory_mib: Count | None = None
     nvlinks_per_gpu: Count | None = None
+    nvlink_gigabytes_per_s: Gigabytes | None = None
+    nvswitches: Count | None = None
+    fabric_manager: Word | None = None
     pcie_generation: Count | None = None
     pcie_width: Count | None = None
+    ecc_enabled: bool | None = None
+    most_ecc_uncorrected: Count | None = None
+    most_remapped_uncorrectable: Count | None = None
+    persistence: bool | None = None
+    nics_per_node: Count | None = None
+    nic_gigabits_per_s: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    nic_link_layer: Word | None = None
+    nic_state: Word | None = None
+    nic_mtu: Count | None = None
+    efa_devices: Count | None = None
+    peermem: Word | None = None
+    driver: Version | None = None
+    cuda: Version | None = None
+    nccl: Version | None = None
+    memlock_unlimited: bool | None = None
+    hugepages: Count | None = None
+    governor: Word | None = None
+    shm_gib: Count | None = None
 
 
 class LineRateSection(Section):
@@ -189,9 +243,21 @@ _Env = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str],
 class Loose(Section):
     """The tables whose keys the file chooses: [match], [env] and [absent]."""
 
-    match: Annotated[dict[LowerName, Fact], Field(min_length=1)] | None = None
+    match: Annotated[dict[LowerName, Facts], Field(min_length=1)] | None = None
     env: _Env | None = None
+
     absent: dict[Annotated[str, AfterValidator(_known((*PATHS, *COLLECTIVES)))], Sentence] | None = None
+
+    @field_validator("match")
+    @classmethod
+    def _one_fabric(
+        cls, match: dict[str, tuple[str | int, ...]] | None
+    ) -> dict[str, tuple[str | int, ...]] | None:
+        """What the data must have crossed is held against it, so it is one word that is known."""
+        fabric = (match or {}).get("fabric", FABRICS[:1])
+        if len(fabric) != 1 or fabric[0] not in FABRICS:
+            raise ValueError(f"fabric is one of: {', '.join(FABRICS)}")
+        return match
 
 
 TABLES: dict[str, type[Section]] = {

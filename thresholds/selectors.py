@@ -108,7 +108,7 @@ READERS: Mapping[str, Callable[[object], Selector]] = {
     "nodes": counts,
     "ranks_per_node": counts,
     "size": sizes,
-    "dtype": words(*DTYPES),
+    "dtype": words(*DTYPES, "tf32"),
     "algorithm": words(*ALGORITHMS),
     "step": words(),
 }

@@ -79,8 +79,8 @@ def test_bandwidth_of_the_edges_inside_a_node_is_recorded(check: Check) -> None:
     check.judge_time()
 
 
-@over(NEIGHBOURS, NETWORK)
+@over(NEIGHBOURS, NETWORK, metrics=("edge",))
 def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
     """The bandwidth between real neighbours, some of which are on different nodes."""
     check.measure_step()
-    check.judge_time("edge")
+    check.judge_time()

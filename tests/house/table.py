@@ -22,7 +22,10 @@ FACING = {
 }
 # Where a measurement meets its limit.
 JUDGING = {
+    "device_data": "tells numbers from what is none, as limits do",
+    "devices": "holds what every device of a node measured against limits",
     "parallel": "holds the parts of a parallel step against closed forms and limits",
+    "foresight": "tells which planned cases have no limit",
     "judging": "holds measurements against limits",
     "recognition": "finds the hardware file that a node answers to",
     "target": "asks the hardware file what is absent",
@@ -50,6 +53,7 @@ ROOMS = (
     ),
     Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
     Room("fixtures/*.py", ALL, ("paramiko", "cryptography"), LIBRARY_OF_NODES),
+    Room("thresholds/calibrate*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),
     Room("thresholds/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"),
     Room("reports/*.py", ("reports",), ("jinja2", "markupsafe", "junitparser", "matplotlib"), "a leaf"),
     Room(
