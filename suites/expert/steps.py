@@ -32,7 +32,7 @@ from fixtures.remote.expert_parity import (
 from fixtures.remote.expert_parts import every_size
 from fixtures.remote.expert_payload import scaled, through_all_to_all
 from fixtures.remote.expert_routing import Shape, column, imbalance, matrix, tables, transposed
-from fixtures.remote.expert_speed import Traffic, rank_tables
+from fixtures.remote.expert_speed import Traffic, even_traffic
 from fixtures.remote.expert_tokens import TAGS, compared_tokens, round_trip, tokens
 from fixtures.remote.expert_worlds import sizes_in
 from fixtures.remote.steps import Context, step
@@ -103,7 +103,7 @@ def parity(
     sizes = _INT64_BYTES * shape.experts + 2 * _rows(sent, ctx.rank) * hidden * _FP64_BYTES
     gate_bytes = hidden * shape.experts * _FP64_BYTES
     return {
-        "parity": compared(found, right) + compared_bf16(half, unsharded_half, right),
+        "parity": compared(found, right) + compared_bf16(half, unsharded_half, right, ctx.size),
         "repeat": [
             *repeated(ctx, made, torch.float64, found, deliveries),
             *repeated(ctx, made, torch.bfloat16, half, of_half),
@@ -166,7 +166,7 @@ def throughput(
     count, hidden, top_k = sizes[ctx.device.type]
     shape = Shape(count, hidden, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    goes = rank_tables(tables("even", ctx.seed, ctx.size, shape), shape.experts)
+    goes = even_traffic(ctx.seed, ctx.size, shape)
     work = Traffic(ctx, goes, hidden)
     with count_traffic() as seen:
         work.dispatch()

@@ -28,7 +28,6 @@ from fixtures.remote.zero.answers import ITEM, answer, flat, fully_sharded, hold
 from fixtures.remote.zero.evidence import (
     exact_entries,
     repeat_entries,
-    restricted,
     study,
     training_entries,
 )
@@ -163,13 +162,13 @@ def mixed_precision(ctx: Context, *, width: int, layers: int, rows: int, steps: 
     task = Task(ctx, width, layers, rows, steps)
     engine, again = MixedZero1(task), MixedZero1(task)
     found = follow(task, engine, TRAINING)
-    want, plain = (restricted(mixed.unsharded(task, low), engine) for low in (False, True))
+    want, plain = (mixed.unsharded(task, low) for low in (False, True))
     entries = mixed.reduction_entries(task, engine) + engine.rounding()
     expected = {"reduce_scatter": (layers, 4 * task.elements), "all_gather": (layers, 2 * task.elements)}
     block = task.block_elements
     pattern = [("reduce_scatter", 4 * block)] * layers + [("all_gather", 2 * block)] * layers
     return {
-        "parity": entries + training_entries(found, plain, want),
+        "parity": entries + training_entries(found, plain, want, engine),
         "repeat": repeat_entries(follow(task, again, TRAINING), found),
         "traffic": found.traffic.table(expected),
         "memory": engine.held(task.elements, ctx.size),
@@ -212,14 +211,17 @@ def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -
 
 
 @step
-def overlap(ctx: Context, *, layers: int, bucket_bytes: int, stage_s: float, repeats: int) -> dict[str, Any]:
+def overlap(
+    ctx: Context, *, layers: int, bucket_bytes: dict[str, int], stage_s: float, repeats: int
+) -> dict[str, Any]:
     """DDP's exchange behind a backward of L stages, of `stage_s` each or longer where the link is slow. With
     a bucket per stage 1 - 1/L of it hides, with one bucket none (arXiv:2006.15704, section 3.2; derived in
-    fixtures.remote.zero.overlap).
+    fixtures.remote.zero.overlap). `bucket_bytes` are by kind of device.
     """
-    psi = layers * bucket_bytes
-    many = Backward(ctx, layers, bucket_bytes // ITEM, bucket_bytes)
-    one = Backward(ctx, layers, bucket_bytes // ITEM, 2 * psi)
+    bucket = bucket_bytes[ctx.device.type]
+    psi = layers * bucket
+    many = Backward(ctx, layers, bucket // ITEM, bucket)
+    one = Backward(ctx, layers, bucket // ITEM, 2 * psi)
     stage_s = many.paced_for_the_link(stage_s, repeats)
     figures = {"stage_seconds": stage_s, **many.figures(stage_s, repeats)}
     figures |= {f"{name}_one_bucket": value for name, value in one.figures(stage_s, repeats).items()}
@@ -231,5 +233,5 @@ def overlap(ctx: Context, *, layers: int, bucket_bytes: int, stage_s: float, rep
             *one.seen().table({"all_reduce": (1, psi)}, "one bucket"),
         ],
     }
-    sent = exchanges.sent(ctx, [("all_reduce", bucket_bytes)] * layers)
+    sent = exchanges.sent(ctx, [("all_reduce", bucket)] * layers)
     return {**told, **sent, "figures": {**sent["figures"], **figures}}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
-from fixtures.remote.disaggregated import Sides, attention_ranks
+import pytest
+import torch
+import torch.distributed as dist
+
+from fixtures.remote.calibrated import Work, calibrated_work
+from fixtures.remote.disaggregated import Log, Pace, Sides, attention_ranks, sides, stage
 from fixtures.remote.disaggregated_model import problem
-from fixtures.remote.disaggregated_traffic import batch_rows, expected_traffic
+from fixtures.remote.disaggregated_speed import m2n_matrix
+from fixtures.remote.disaggregated_traffic import batch_rows, by_pairs, expected_traffic
 from fixtures.remote.expert_routing import Shape
-from tests.fixtures.remote.gloo_world import context
+from fixtures.remote.steps import Context
+from tests.fixtures.remote.gloo_world import context, replace, run_world
 from tests.suites.parallel import assert_green
 from tests.teeth.expert import APART, PATTERN
 
@@ -68,3 +75,44 @@ def test_both_sides_are_as_busy_as_the_formula_says() -> None:
         for side in ("attention", "expert"):
             assert one[f"{side}_utilisation"] == pytest.approx(one[f"expected_{side}_utilisation"], abs=0.1)
     assert figures[0]["utilisation"] < 0.6 < figures[1]["utilisation"] < figures[2]["utilisation"]
+
+
+def waited_for(monkeypatch: pytest.MonkeyPatch, *waits_s: float) -> list[float]:
+    """Seconds of stages of no length, when a GPU has to be waited for before each, and after."""
+    left_s = iter(waits_s)
+    settles = lambda _: calibrated_work(time.perf_counter() + next(left_s))  # noqa: E731
+    monkeypatch.setattr("fixtures.remote.disaggregated.settle", settles)
+    monkeypatch.setattr("fixtures.remote.timing.complete", lambda _: next(iter(())))  # the whole device
+    ctx, log = context(0, 2), Log()
+    for _ in range(len(waits_s) // 2):
+        with stage(ctx, log, Pace(Work(ctx.device))):
+            pass
+    return log.stages
+
+
+def test_what_a_stage_waits_for_before_it_begins_is_not_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = waited_for(monkeypatch, 0.1, 0.0, 0.0, 0.1)
+    assert first < 0.05
+    assert second >= 0.1
+
+
+def batches(ctx: Context) -> list[list[str]]:
+    """What a rank issues together in one exchange of the M-to-N pattern."""
+    seen: list[list[str]] = []
+    real = dist.batch_isend_irecv
+
+    def noted(operations: list[dist.P2POp]) -> list[dist.Work]:
+        seen.append([one.op.__name__ for one in operations])
+        return list(real(operations))
+
+    replace("batch_isend_irecv", noted)
+    with sides(ctx, 2) as roles:
+        sent = m2n_matrix(ctx, roles, 64)
+        output = torch.empty(sum(row[ctx.rank] for row in sent), dtype=torch.int64)
+        own = torch.zeros(sum(sent[ctx.rank]), dtype=torch.int64)
+        by_pairs(roles.dispatch, own, sent[ctx.rank], output, [row[ctx.rank] for row in sent])
+    return seen
+
+
+def test_transfers_to_different_peers_are_issued_together() -> None:
+    assert run_world(4, batches) == [[["isend"] * 2]] * 2 + [[["irecv"] * 2]] * 2

@@ -16,8 +16,17 @@ from fixtures.remote.disaggregated_traffic import batch_rows, expected_traffic
 from fixtures.remote.expert_groups import Nodes, nodes_of, visited
 from fixtures.remote.expert_limited import crossing, hop_matrices, limited_tables
 from fixtures.remote.expert_parallel import Sharded, route
-from fixtures.remote.expert_parity import layer, memory_table, whole
-from fixtures.remote.expert_routing import Shape, imbalance, matrix, tables, top_k, transposed
+from fixtures.remote.expert_parity import compared_bf16, layer, memory_table, whole
+from fixtures.remote.expert_routing import (
+    Shape,
+    even_tables,
+    imbalance,
+    matrix,
+    tables,
+    top_k,
+    transposed,
+    uniform,
+)
 from fixtures.remote.expert_speed import Traffic, rank_tables
 from fixtures.remote.models import MoE
 from fixtures.remote.steps import Context
@@ -95,7 +104,7 @@ def fake_speed(ranks: int) -> list[dict[str, Any]]:
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     shape = Shape(8, 32, 1, 2 * ranks, 2)
-    goes = rank_tables(tables("even", 7, ranks, shape), shape.experts)
+    goes = rank_tables(even_tables(7, ranks, shape), shape.experts)
     work = Traffic(context(0, ranks), goes, 32)
     with count_traffic() as seen:
         work.dispatch()
@@ -166,3 +175,42 @@ def test_figures_of_both_sides_rise_with_micro_batches() -> None:
     one, three = (results[0]["figures"] for results in assert_green(2, cases))
     assert three["utilisation"] > 1.2 * one["utilisation"]
     assert one["utilisation"] < 0.6
+
+
+def test_even_tables_cost_a_number_per_row_and_not_per_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = uniform(*args, **kwargs)
+        drawn.append(found.numel())
+        return found
+
+    monkeypatch.setattr("fixtures.remote.expert_routing.uniform", counted)
+    shape = Shape(500, 8, 1, 64, 8)
+    found = even_tables(7, 8, shape)
+    assert sum(drawn) == 8 * shape.tokens * shape.top_k
+    assert [len(set(row)) for row in torch.cat(found).tolist()] == [shape.top_k] * 8 * shape.tokens
+    often = torch.bincount(torch.cat(found).flatten(), minlength=shape.experts)
+    assert len(often) == shape.experts
+    assert 400 < int(often.min()) <= int(often.max()) < 600  # 500 each; the deviation is some 21
+    assert not torch.equal(found[0], found[1])
+
+
+def test_a_combine_adds_up_every_row_of_a_token_in_one_order() -> None:
+    shape = Shape(16, 32, 1, 8, 3)
+    goes = rank_tables(even_tables(7, 4, shape), shape.experts)
+    work = Traffic(context(1, 4), goes, shape.hidden)
+    work.back.copy_(torch.randn(work.back.shape))
+    right = torch.zeros(16, 32, dtype=torch.float64).index_add_(0, work.token, work.back.double())
+    torch.testing.assert_close(work.summed().double(), right, rtol=0.02, atol=0.05)
+    assert torch.equal(work.summed(), work.summed())
+
+
+def test_of_more_ranks_that_add_up_in_bf16_more_is_tolerated_of_the_router_alone() -> None:
+    right = {name: torch.ones(4, dtype=torch.float64) for name in ("forward", "grad:router")}
+    few, many = (
+        {one["what"]: one["tolerance"] for one in compared_bf16(right, right, right, ranks)}
+        for ranks in (2, 512)
+    )
+    assert many["bf16:grad:router"] == pytest.approx(16 * few["bf16:grad:router"])
+    assert many["bf16:forward"] == few["bf16:forward"]

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 
+from fixtures.remote import parity, pipeline_parity
 from fixtures.remote.calibrated import calibrated_work
 from fixtures.remote.pipeline_orders import PLANS, Op, Plan, Shape, crossings
 from fixtures.remote.pipeline_recorder import Held
+from fixtures.remote.pipeline_stages import Pipeline, Problem
 from fixtures.remote.steps import REGISTRY, Context
 from suites.pipeline import steps
 from tests.fixtures.remote.gloo_world import context, run_world
@@ -195,3 +197,38 @@ def test_activations_count_as_long_as_autograd_holds_them() -> None:
     assert (held.now, held.now_bytes) == (2, 2 * 32)
     del kept
     assert (held.now, held.now_bytes, held.peak, held.peak_bytes) == (0, 0, 3, 96)
+
+
+def _made(ctx: Context) -> Pipeline:
+    shape = Shape(ctx.size, 2 * ctx.size)
+    problem = Problem.make(ctx, shape, 8, 2, torch.float64)
+    group: Any = dist.group.WORLD
+    return Pipeline(ctx, group, "one_f_one_b", shape, problem)
+
+
+def _threads_of_backward(ctx: Context) -> list[bool]:
+    """Whether autograd may take other threads in the backwards of a step, and after it."""
+    pipeline, seen = _made(ctx), []
+    for weight in (one for module in pipeline.modules.values() for one in module.parameters()):
+        weight.register_hook(lambda _: seen.append(torch._C._is_multithreading_enabled()))  # type: ignore[no-untyped-call]
+    pipeline.step()
+    return [any(seen), not seen, torch._C._is_multithreading_enabled()]
+
+
+def test_what_backward_drops_is_gone_when_it_returns() -> None:
+    assert run_world(2, _threads_of_backward) == [[False, False, True]] * 2
+
+
+def _tolerances(ctx: Context) -> tuple[set[float], set[float], float]:
+    """With ROCm, by what a step may differ from the rank's own and from a second one, and by what it does."""
+    pipeline = _made(ctx)
+    found = pipeline_parity.train(pipeline)
+    torch.version.hip = "6.4"
+    near = pipeline_parity.micro_batched(pipeline, "one_f_one_b", found)
+    again = pipeline_parity.repeated(pipeline, "one_f_one_b", found)
+    errors = [one["error"] for one in near + again]
+    return {one["tolerance"] for one in near}, {one["tolerance"] for one in again}, max(errors)
+
+
+def test_where_products_promise_no_bits_parity_is_near_and_a_repeat_exact() -> None:
+    assert run_world(2, _tolerances) == [({parity.TOLERANCE}, {0.0}, 0.0)] * 2

@@ -27,7 +27,8 @@ def nothing_trained(task: Task, *_: Any) -> Trace:
     """The shapes of an unsharded run."""
     model = task.model(torch.float64)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    return Trace(torch.zeros(task.steps), weights, weights, torch.zeros(task.rows, task.columns))
+    losses, output = torch.zeros(task.steps), torch.zeros(task.rows, task.columns)
+    return Trace(losses, weights, weights, output, all_losses=losses, all_output=output)
 
 
 def hooked(original: Callable[..., None]) -> Callable[..., None]:

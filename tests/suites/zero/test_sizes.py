@@ -1,0 +1,92 @@
+"""Sizes that a GPU deserves: those of processors would measure its host alone, or be rounded otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fixtures.remote.steps import Context
+from fixtures.remote.zero import exchanges
+from fixtures.remote.zero.exchanges import enlargement, sent
+from fixtures.remote.zero.overlap import Pace
+from fixtures.remote.zero.training import Task
+from suites.zero.test_zero import PACED
+from tests.fixtures.remote.gloo_world import context, run_world
+
+MEBI = 1 << 20
+CALLS = [("all_reduce", 64), ("broadcast", 256)]
+
+
+def on_gpu(ranks: int) -> Context:
+    return replace(context(0, ranks), device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 8, 9, 10, 64])
+def test_parts_of_a_flat_buffer_are_aligned_on_a_gpu(ranks: int) -> None:
+    columns = Task(on_gpu(ranks), 24, 1, 1, 1).columns
+    assert columns % 8 == columns % ranks == 0
+    assert Task(context(0, ranks), 24, 1, 1, 1).columns == -(-24 // ranks) * ranks
+
+
+def test_a_gpu_is_given_as_much_as_its_links_take() -> None:
+    assert enlargement(on_gpu(2), 1000) * 1000 >= 64 * MEBI
+    assert enlargement(on_gpu(2), 100 * MEBI) == 1
+    assert enlargement(context(0, 2), 1000) == 1
+    buckets = PACED["bucket_bytes"]
+    assert buckets["cuda"] >= 64 * MEBI > buckets["cpu"]
+
+
+def enlarged(ctx: Context) -> list[int]:
+    """Bytes of the calls that are sent when the largest has to be of 1000 bytes."""
+    seen: list[int] = []
+    exchanges.LARGEST_BYTES["cpu"] = 1000
+    real = exchanges.Pattern.__init__
+
+    def noted(self: exchanges.Pattern, ctx: Context, calls: list[tuple[str, int]], dtype: str) -> None:
+        seen.extend(size for _, size in calls)
+        real(self, ctx, calls, dtype)
+
+    exchanges.Pattern.__init__ = noted  # type: ignore[assignment,method-assign]
+    assert sent(ctx, CALLS)["wrong"] == []
+    return seen
+
+
+def test_a_pattern_is_enlarged_as_a_whole() -> None:
+    assert run_world(2, enlarged) == [[256, 1024] * 2] * 2
+
+
+class Clock:
+    """The clock of a GPU whose spin takes twice as long as long as it is cold."""
+
+    def __init__(self) -> None:
+        self.now_s, self.spins = 0.0, 0
+
+    def spin(self, cycles: int) -> None:
+        self.spins += 1
+        self.now_s += cycles / (1e9 if self.spins > 2 else 5e8)
+
+    def event(self, **_: object) -> Event:
+        return Event(self)
+
+
+class Event:
+    """A mark on it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.at_s = clock, 0.0
+
+    def record(self) -> None:
+        self.at_s = self.clock.now_s
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at_s - self.at_s) * 1e3
+
+
+def test_a_spin_is_calibrated_by_a_gpu_that_has_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(torch.cuda, "Event", clock.event)
+    monkeypatch.setattr(torch.cuda, "_sleep", clock.spin)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert Pace(torch.device("cuda"))._cycles_per_s == pytest.approx(1e9)
