@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.lab.files import PLAN, make_directory, remove_directory
 from tests.lab.handle import LabError
+from tests.lab.hardware_faults import HardwareFaults
 from tests.lab.link_faults import LinkFaults
-from tests.lab.login_faults import LoginFaults
 from tests.lab.node_faults import NodeFaults
 from tests.lab.plan import Plan
 
@@ -22,7 +22,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _DOWN_S = 30.0
 
 
-class Lab(LinkFaults, NodeFaults, LoginFaults):
+class Lab(LinkFaults, NodeFaults, HardwareFaults):
     """A running lab. `Lab(directory)` takes hold of one that another process has brought up."""
 
     driver: subprocess.Popen[str] | None = None  # only where it was brought up
