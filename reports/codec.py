@@ -148,7 +148,10 @@ def _number(value: object, where: str) -> float:
         return float(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise DecodeError(f"{where}: expected a number, found {value!r:.60}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise DecodeError(f"{where}: a whole number that no float can hold") from error
 
 
 def _nothing(value: object, where: str) -> None:

@@ -25,6 +25,8 @@ JUDGING = {
     "device_data": "tells numbers from what is none, as limits do",
     "devices": "holds what every device of a node measured against limits",
     "parallel": "holds the parts of a parallel step against closed forms and limits",
+    "inventory": "holds what a node's supervisor read against its hardware file",
+    "inventory_ports": "tells by the hardware file which ports are the fabric's",
     "foresight": "tells which planned cases have no limit",
     "judging": "holds measurements against limits",
     "recognition": "finds the hardware file that a node answers to",

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.thresholds.files import FIRST, GOOD
+from tests.thresholds.journals import Script, write_runs
 from thresholds.__main__ import main
+from thresholds.load import shipped
 
 CASE = ["collective=all_reduce", "path=network", "nodes=2", "ranks_per_node=2", "size=8GiB"]
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +34,7 @@ def test_lint_of_all_shipped_files_as_a_user_runs_it() -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stderr, done.stdout.count(": good (")) == (0, "", 3)
+    assert (done.returncode, done.stderr, done.stdout.count(": good (")) == (0, "", len(shipped()))
 
 
 def test_lint_names_every_fault_of_every_file(tmp_path: Path, small: str, capsys: Capture) -> None:
@@ -85,3 +87,47 @@ def test_a_case_that_makes_no_sense_is_refused(small: str, pair: str, capsys: Ca
         main(["explain", small, "busbw", pair])
     assert ended.value.code == 2
     assert capsys.readouterr().err
+
+
+RATES = ["--line-rate", "nvlink=450", "--line-rate", "network=50"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    return write_runs(tmp_path, [Script(network=busbw) for busbw in (90.0, 90.2, 89.9, 90.1, 89.8)])
+
+
+def test_calibrate_writes_a_file_that_lint_takes(runs: list[str], tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "mine.toml"
+    assert main(["calibrate", *runs, *RATES, "--name", "mine", "-o", str(file)]) == 0
+    assert "- 6 limits and 0 gaps\n" in capsys.readouterr().err
+    assert main(["lint", str(file)]) == 0
+    assert main(["calibrate", *runs, *RATES, "--name", "mine"]) == 0
+    assert capsys.readouterr().out.endswith(file.read_text())
+    assert main(["calibrate", *runs, *RATES, "-o", str(file)]) == 1
+    assert "mine.toml is there already; name a new file" in capsys.readouterr().err
+
+
+def test_calibrate_refuses_and_writes_nothing(runs: list[str], tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "mine.toml"
+    assert main(["calibrate", *runs[:3], *RATES, "-o", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("refused, and nothing is written:\n- all_reduce busbw")
+    assert not file.exists()
+    assert main(["calibrate", *runs, *RATES, "-o", str(tmp_path / "no" / "where.toml")]) == 1
+    assert "where.toml cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--line-rate", "warp=9"], ["--line-rate", "network=nan"], ["--most-margin", "x=1"]]
+)
+def test_calibrate_of_figures_that_make_no_sense(runs: list[str], words: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", *runs, *words])
+    assert ended.value.code == 2
+    assert "is not NAME=NUMBER with a name of: " in capsys.readouterr().err
+
+
+def test_calibrate_takes_line_rates_from_one_place(runs: list[str], small: str, capsys: Capture) -> None:
+    assert main(["calibrate", *runs, *RATES, "--like", small]) == 2
+    assert "leave --line-rate out" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Journals of runs that never were, written by the real writer, with the figures that a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reports.journal import Journal
+from reports.record import (
+    CheckRecord,
+    EndRecord,
+    JobRecord,
+    Judgement,
+    NodeRecord,
+    Outcome,
+    PlannedCheck,
+    PlanRecord,
+    Record,
+    RunRecord,
+)
+
+NODES = ("n01", "n02", "n03")
+IDENTITY = {"gpu": "Some GPU", "gpu_count": 2, "fabric": "infiniband"}
+SIZE = 8 << 30
+NETWORK: dict[str, str | int] = {
+    "step": "collectives.sweep",
+    "path": "network",
+    "nodes": 3,
+    "ranks_per_node": 2,
+    "collective": "all_reduce",
+    "dtype": "fp32",
+    "size": SIZE,
+}
+INSIDE = {**NETWORK, "path": "nvlink", "nodes": 1}
+
+
+@dataclass
+class Script:
+    """What one run measures; bandwidths in GB/s, one across all nodes and one inside each."""
+
+    number: int = 0
+    nodes: tuple[str, ...] = NODES
+    network: float = 90.0
+    inside: Mapping[str, float] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=lambda: dict(IDENTITY))
+    torch: str = "2.13.0"
+    driver: str = "570.86"
+    workload: str = "nodes, collectives"
+    selection: str = ""
+    hardware: str = "none"
+    slow: float = 0.05
+    samples: int = 20
+    more: tuple[CheckRecord, ...] = ()
+    cut_short: str = ""
+    state: str = "ready"
+
+    def records(self) -> list[Record]:
+        """The run, from its head to its end."""
+        checks = [*self.checks(), *self.more]
+        plan = PlanRecord(tuple(PlannedCheck(check.id, check.nodes) for check in checks))
+        end = EndRecord("2026-11-20T10:00:00+00:00", 1.0, 1, self.cut_short)
+        rank = {"backend": "nccl", "facts": {"libraries": ["/usr/lib/libnccl.so.2.27.3"]}}
+        job = JobRecord("1", self.nodes, {}, (rank,), 1.0)
+        return [self.head(), plan, *self.node_records(), job, *checks, end]
+
+    def head(self) -> RunRecord:
+        """Who runs what."""
+        return RunRecord(
+            run_id=f"run-{self.number}",
+            started=f"2026-11-{self.number + 10:02d}T09:00:00+00:00",
+            controller="here",
+            command=("pytest", "suites/"),
+            workload=self.workload,
+            hardware=self.hardware,
+            hosts={node: node for node in self.nodes},
+            selection=self.selection,
+        )
+
+    def node_records(self) -> list[NodeRecord]:
+        """The nodes as they were found."""
+        device = {"name": "Some GPU", "driver": self.driver}
+        facts = {
+            "identity": dict(self.identity),
+            "torch": {"version": self.torch},
+            "accelerators": {"devices": [device]},
+        }
+        return [
+            NodeRecord(node, self.state, "" if self.state == "ready" else "why", "none", facts)
+            for node in self.nodes
+        ]
+
+    def checks(self) -> list[CheckRecord]:
+        """One case across all nodes, and one inside each."""
+        across = {**NETWORK, "nodes": len(self.nodes)}
+        found = [self.sweep("all_reduce-network", self.nodes, across, self.network)]
+        for node in self.nodes:
+            value = self.inside.get(node, 400.0 + self.number)
+            found.append(self.sweep(f"all_reduce-inside-{node}", (node,), INSIDE, value))
+        return found
+
+    def sweep(
+        self, words: str, nodes: tuple[str, ...], case: Mapping[str, str | int], busbw: float
+    ) -> CheckRecord:
+        """The check of one bandwidth case, as `--hardware none` leaves it."""
+        sweep = [{"size_bytes": case["size"], "samples": self.samples}]
+        figures = {"busbw": busbw, "busbw_mean": busbw * 0.98, "slow_fraction": self.slow}
+        return check(words, nodes, figures, case, {"sweep": sweep})
+
+
+def check(
+    words: str,
+    nodes: tuple[str, ...],
+    figures: Mapping[str, float],
+    case: Mapping[str, str | int],
+    recorded: Mapping[str, Any] | None = None,
+) -> CheckRecord:
+    """A check whose figures nothing judged."""
+    judgements = [
+        Judgement(metric, Outcome.UNCHECKED, f"{metric} is unchecked", value, case=case)
+        for metric, value in figures.items()
+    ]
+    return CheckRecord(
+        id=f"suites/collectives/test_bandwidth.py::test_busbw[{words}]",
+        suite="suites.collectives.test_bandwidth",
+        name=f"test_busbw[{words}]",
+        nodes=nodes,
+        outcome=Outcome.UNCHECKED,
+        reason="no hardware file says what is good enough",
+        judgements=tuple(judgements),
+        recorded=recorded or {},
+    )
+
+
+def write(directory: Path, records: Sequence[Record]) -> str:
+    """Write a journal into a report directory, whose name is handed back."""
+    with Journal(directory / "results.jsonl") as journal:
+        for record in records:
+            journal.write(record)
+    return str(directory)
+
+
+def write_runs(directory: Path, scripts: Sequence[Script]) -> list[str]:
+    """Write one run for every script, each with a number of its own."""
+    return [
+        write(directory / f"run-{number}", replace(script, number=number).records())
+        for number, script in enumerate(scripts)
+    ]

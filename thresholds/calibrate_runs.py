@@ -1,0 +1,273 @@
+"""The journals of finished runs as figures, or all reasons why nothing should be made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reports.evidence import cut_short, head
+from reports.journal import scan
+from reports.ledger import balance
+from reports.record import BlameKind, CheckRecord, JobRecord, Judgement, NodeRecord, Outcome, Record
+from thresholds.lookup import Case
+from thresholds.selectors import READERS
+from thresholds.units import METRICS, format_size, is_finite
+
+JOURNAL = "results.jsonl"
+LARGEST, SMALLEST = 1e15, 1e-15  # no figure in any unit comes near, and sums of them stay finite
+LONGEST_NAME = 255  # of a host, by DNS
+MOST_SHOWN = 20
+VARYING = frozenset({"netdevs"})  # of a node's identity: containers come with network devices of their own
+_LIBRARY = re.compile(r"lib(nccl|rccl)\.so\.([0-9][0-9.]*)")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One value of one metric, as one run measured it in one world.
+
+    `variant` tells apart the checks that share a metric and its selectors. A figure that is not `judged` is
+    on record only. `share` is the part of the physical bound, where that is known.
+    """
+
+    run: str
+    nodes: tuple[str, ...]
+    metric: str
+    case: Case
+    variant: str
+    value: float
+    samples: int
+    copy_rate: float | None = None
+    judged: bool = True
+    share: float | None = None
+
+    @property
+    def number(self) -> float:
+        """What is compared: the share of the bound, or else the value itself."""
+        return self.value if self.share is None else self.share
+
+
+@dataclass(frozen=True)
+class Run:
+    """One journal. `said` is what its nodes are, `versions` what ran on them, `sizes` the sweep in bytes."""
+
+    path: Path
+    id: str
+    started: str
+    workload: str
+    hardware: str
+    selection: str
+    said: Mapping[str, Mapping[str, str | int]]
+    versions: Mapping[str, frozenset[str]]
+    figures: tuple[Figure, ...]
+    sizes: frozenset[int]
+    faults: tuple[str, ...] = field(default=())
+
+
+def journal_of(word: str) -> Path:
+    """The journal that a report directory, or the path of a journal, stands for."""
+    path = Path(word)
+    return path / JOURNAL if path.is_dir() else path
+
+
+def read(word: str) -> Run:
+    """Read a run with every fault of it; of a journal that cannot be read only the faults are there."""
+    try:
+        path = journal_of(word)
+        found = scan(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return _empty(Path(word), f"{word}: no journal can be read: {reason}")
+    if found.faults:
+        return _empty(path, *(f"{path}, {fault}" for fault in found.faults[:MOST_SHOWN]))
+    return _run(path, found.records)
+
+
+def _empty(path: Path, *faults: str) -> Run:
+    return Run(path, "", "", "", "", "", {}, {}, (), frozenset(), faults)
+
+
+def _run(path: Path, records: Sequence[Record]) -> Run:
+    first = head(records)
+    if first is None:
+        return _empty(path, f"{path}: the journal is empty")
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    nodes = [record for record in records if isinstance(record, NodeRecord)]
+    said = {node.name: _identity(node.facts) for node in nodes}
+    faults = [f"{path}: {fault}" for fault in _faults(records, checks, first.hardware == "none")]
+    return Run(
+        path=path,
+        id=first.run_id,
+        started=first.started,
+        workload=first.workload,
+        hardware=first.hardware,
+        selection=first.selection,
+        said=said,
+        versions=_versions(records),
+        figures=tuple(figure for check in checks for figure in _figures(first.run_id, check)),
+        sizes=frozenset(size for check in checks for size in _swept(check)),
+        faults=tuple(faults[:MOST_SHOWN]),
+    )
+
+
+# whether it may be believed
+
+
+def _faults(records: Sequence[Record], checks: Sequence[CheckRecord], unjudged: bool) -> Iterator[str]:
+    if why := cut_short(records):
+        yield f"the run was cut short: {why}"
+    ledger = balance(records)
+    yield from (fault.sentence for fault in ledger.faults)
+    yield from (f"{entry.check} was planned and never reported" for entry in ledger.not_reported)
+    for node in (record for record in records if isinstance(record, NodeRecord)):
+        if node.state != "ready":
+            yield f"{node.name} was {node.state}: {node.reason}"
+        elif not {"gpu", "fabric"} <= _identity(node.facts).keys():
+            yield f"nothing says what hardware {node.name} is (gpu, fabric)"
+        if len(node.name) > LONGEST_NAME:
+            yield f"a node's name has {len(node.name)} letters"
+    for check in checks:
+        if why := _trouble(check, unjudged):
+            yield f"{check.name}: {why}"
+        for one in check.judgements:
+            if _is_figure(one) and (why := unselectable(one.case)):
+                yield f"{check.name}: no row can select what was measured: {why}"
+
+
+def _trouble(check: CheckRecord, unjudged: bool) -> str:
+    """Why a check speaks against its run.
+
+    A figure that is too low for a file, or has no row, does not; and where no file was asked (`unjudged`)
+    neither does a comparison that lacked what only a file says. Hangs and crashes leave no judgement.
+    """
+    for blame in check.blame:
+        if blame.kind is BlameKind.WRONG_DATA:
+            return f"wrong data: {blame.sentence}"
+    if check.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE):
+        return ""
+    bad = [one for one in check.judgements if one.outcome in (Outcome.FAIL, Outcome.UNCHECKED)]
+    if bad and all(_is_figure(one) or (unjudged and one.outcome is Outcome.UNCHECKED) for one in bad):
+        return ""
+    return f"{check.outcome.value}: {check.reason or 'without a reason'}"
+
+
+def _is_figure(judgement: Judgement) -> bool:
+    return judgement.metric in METRICS and _plausible(judgement.metric, judgement.value)
+
+
+def _plausible(metric: str, value: object) -> bool:
+    if not is_finite(value) or not 0 <= value <= LARGEST:
+        return False
+    return value <= 1 if METRICS[metric].share else value >= SMALLEST or METRICS[metric].unit == ""
+
+
+# figures
+
+
+def _figures(run: str, check: CheckRecord) -> Iterator[Figure]:
+    """The figures that were judged, and those that are only on record."""
+    copy = check.recorded.get("copy_gigabytes_per_s")
+    rate = float(copy) if is_finite(copy) and SMALLEST <= copy <= LARGEST else None
+    found: list[tuple[str, Case, float, bool]] = [
+        (one.metric, one.case, float(one.value), True)
+        for one in check.judgements
+        if _is_figure(one) and one.value is not None
+    ]
+    named = {metric for metric, *_ in found}
+    told = check.recorded.get("figures")
+    for case in [one.case for one in check.judgements if one.metric == "figures"][:1]:
+        for metric, value in told.items() if isinstance(told, dict) else ():
+            if metric in METRICS and metric not in named and _plausible(metric, value):
+                found.append((metric, case, float(value), False))
+    for metric, case, value, judged in found:
+        if check.nodes and not unselectable(case):
+            samples = _samples(check, case)
+            yield Figure(run, check.nodes, metric, case, _variant(check), value, samples, rate, judged)
+
+
+def unselectable(case: Case) -> str:
+    """Why no row can select this case; "" when one can."""
+    for name, value in case.items():
+        if name in READERS and value not in ("", 0):
+            try:
+                READERS[name](format_size(value) if name == "size" and isinstance(value, int) else value)
+            except ValueError as error:
+                return f"{name}: {error}"
+    return ""
+
+
+def _variant(check: CheckRecord) -> str:
+    """The check without its node: what is asked of every node is the same."""
+    own = f"-{check.nodes[0]}]" if len(check.nodes) == 1 else "]"
+    return f"{check.suite}::{check.name.removesuffix(own)}"
+
+
+def _samples(check: CheckRecord, case: Case) -> int:
+    for entry in _dicts(check.recorded.get("sweep")):
+        if entry.get("size_bytes") == case.get("size") and "size" in case:
+            return _count(entry.get("samples"))
+    counts = [_count(_at(rank, "result", "samples")) for rank in _dicts(check.measurement.get("ranks"))]
+    return min(counts, default=1)
+
+
+def _swept(check: CheckRecord) -> Iterator[int]:
+    if any(one.metric == "busbw" for one in check.judgements):
+        for entry in _dicts(check.recorded.get("sweep")):
+            if (size := _count(entry.get("size_bytes"))) and not unselectable({"size": size}):
+                yield size
+
+
+# what the nodes are
+
+
+def _identity(facts: Mapping[str, Any]) -> dict[str, str | int]:
+    """What [match] was, or would have been, held against, as the run wrote it down."""
+    told = _at(facts, "identity")
+    found = told.items() if isinstance(told, Mapping) else ()
+    return {
+        str(name): value if isinstance(value, int) else str(value)
+        for name, value in found
+        if isinstance(value, str | int) and name not in VARYING
+    }
+
+
+def _versions(records: Sequence[Record]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in _named(record):
+            if isinstance(value, str) and value:
+                found.setdefault(name, set()).add(value[:80])
+    return {name: frozenset(values) for name, values in sorted(found.items())}
+
+
+def _named(record: Record) -> Iterator[tuple[str, object]]:
+    if isinstance(record, NodeRecord):
+        yield "torch", _at(record.facts, "torch", "version")
+        yield "NCCL", _at(record.facts, "inventory", "versions", "nccl")
+        for device in _dicts(_at(record.facts, "accelerators", "devices")):
+            yield "driver", device.get("driver")
+    for rank in record.ranks if isinstance(record, JobRecord) else ():
+        yield "backend", _at(rank, "backend")
+        loaded = _at(rank, "facts", "libraries")
+        for library in loaded if isinstance(loaded, list) else ():
+            if match := _LIBRARY.search(str(library)):
+                yield match[1].upper(), match[2]
+
+
+# reading what may be anything
+
+
+def _at(value: object, *keys: str) -> Any:  # noqa: ANN401 - whatever the journal holds there
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 50 else 0
