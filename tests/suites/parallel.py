@@ -11,10 +11,12 @@ from fixtures.measure import Measurement, RankReport, Unchecked, World
 from fixtures.remote.steps import REGISTRY, Context
 from reports.record import Judgement, Outcome
 from tests.fixtures.remote.gloo_world import run_world
+from tests.suites.nodes import judging
 
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
-PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
-_BESIDE = ("samples", "schedule", "edges")  # how often figures were measured, who did what when, each edge
+PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong", *judging.PARTS)
+# How often figures were measured, who did what when, each edge; what a device is.
+_BESIDE = ("samples", "schedule", "edges", "kind")
 NODE = "here"
 
 
@@ -35,13 +37,15 @@ def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
     return [[rank[index] for rank in by_rank] for index in range(len(cases))]
 
 
-def red(step: str, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def red(
+    step: str, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Which parts of a step are not green, each with the sentence that an operator would read.
 
     A part is judged if any rank has it: one that is missing on another rank is red.
     """
     ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
-    measurement = Measurement(step, {}, World((NODE,)), "1", "gloo", ranks, 0.0)
+    measurement = Measurement(step, parameters or {}, World((NODE,)), "1", "gloo", ranks, 0.0)
     there = sorted({part for result in results for part in result})
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
@@ -59,12 +63,12 @@ def _fault(measurement: Measurement, part: str) -> str:
 
 def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
     case = {"step": measurement.step}
+    if part in judging.PARTS:
+        return judging.judge(measurement, part).judgements
     if part == "traffic":
         return parallel.traffic(measurement, case)
-    if part == "memory":
-        return parallel.memory(measurement, case)
-    if part == "placement":
-        return placement.judge(measurement, case)
+    if part in ("memory", "placement"):
+        return (parallel.memory if part == "memory" else placement.judge)(measurement, case)
     if part == "figures":
         parallel.figures(measurement)
         return ()
@@ -85,7 +89,7 @@ def assert_green(
         missing = {part: "is missing" for part in parts if part not in results[0]}
         faults += [
             f"{step} {dict(parameters)} on {size} ranks: {part}: {sentence}"
-            for part, sentence in {**red(step, results), **missing}.items()
+            for part, sentence in {**red(step, results, parameters), **missing}.items()
         ]
     assert not faults, "\n".join(faults)
     return found

@@ -16,7 +16,14 @@ from suites.collectives import cases, test_bandwidth, test_exactness, test_laten
 from suites.context import test_context
 from suites.expert import test_expert
 from suites.mesh import test_mesh
-from suites.nodes import test_reachability
+from suites.nodes import (
+    test_compute,
+    test_inventory,
+    test_links,
+    test_memory,
+    test_reachability,
+    test_repeatability,
+)
 from suites.pipeline import test_pipeline
 from suites.tensor import test_tensor
 from suites.zero import test_zero
@@ -24,7 +31,8 @@ from thresholds.units import COLLECTIVES, DTYPES
 
 COLLECTIVE = (test_exactness, test_bandwidth, test_latency, test_transport)
 PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
-MODULES = (test_reachability, *COLLECTIVE, *PARALLEL)
+NODES = (test_reachability, test_inventory, test_compute, test_memory, test_links, test_repeatability)
+MODULES = (*NODES, *COLLECTIVE, *PARALLEL)
 TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
 
 
