@@ -12,6 +12,7 @@ from thresholds.units import format_size
 
 Case = Mapping[str, Value]
 _Row = TypeVar("_Row", Limit, Gap)
+ARITHMETIC_STEP = "nodes.matmul"  # whose dtype is one that devices multiply in, elsewhere it is the data's
 
 
 class LimitError(Exception):
@@ -45,7 +46,8 @@ def find(hardware: Hardware, metric: str, case: Case) -> Limit:
 
 def absent(hardware: Hardware, case: Case) -> str | None:
     """Why the hardware does not have what the case needs, as its file declares; None when it does."""
-    for key in ("path", "collective"):
+    arithmetic = ("dtype",) if case.get("step") == ARITHMETIC_STEP else ()
+    for key in ("path", "collective", *arithmetic):
         reason = hardware.absent.get(str(case.get(key, "")))
         if reason is not None:
             return reason

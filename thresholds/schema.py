@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from thresholds.selectors import READERS, Selector
-from thresholds.units import COLLECTIVES, INSIDE_LINKS, METRICS, PATHS, is_finite, parse_size
+from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, METRICS, PATHS, is_finite, parse_size
 
 MOST_GIGABYTES = 100_000
 FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
@@ -148,9 +148,18 @@ class ExpectSection(Section):
     nic_mtu: Count | None = None
     efa_devices: Count | None = None
     peermem: Word | None = None
+    nic_firmware: Version | None = None
     driver: Version | None = None
+    vbios: Word | None = None
     cuda: Version | None = None
     nccl: Version | None = None
+    rocm: Version | None = None
+    libfabric: Version | None = None
+    aws_ofi_nccl: Version | None = None
+    torch: Version | None = None
+    iommu: Word | None = None
+    acs: Word | None = None
+    memory_gib: Count | None = None
     memlock_unlimited: bool | None = None
     hugepages: Count | None = None
     governor: Word | None = None
@@ -246,7 +255,9 @@ class Loose(Section):
     match: Annotated[dict[LowerName, Facts], Field(min_length=1)] | None = None
     env: _Env | None = None
 
-    absent: dict[Annotated[str, AfterValidator(_known((*PATHS, *COLLECTIVES)))], Sentence] | None = None
+    absent: (
+        dict[Annotated[str, AfterValidator(_known((*PATHS, *COLLECTIVES, *ARITHMETIC)))], Sentence] | None
+    ) = None
 
     @field_validator("match")
     @classmethod

@@ -25,6 +25,8 @@ DATA_COLLECTIVES = COLLECTIVES[:-1]
 INSIDE_LINKS = ("nvlink", "xgmi", "pcie", "memory")
 PATHS = (*INSIDE_LINKS, "network", "nic")
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
+# What devices multiply in; tf32 is fp32 with the precision of a tensor core.
+ARITHMETIC = ("fp32", "tf32", "fp16", "bf16", "fp8_e4m3")
 ALGORITHMS = ("ring", "tree", "nvls", "")
 
 
@@ -47,7 +49,8 @@ METRICS: Mapping[str, Metric] = {
     "slow_fraction": Metric("", "less", share=True),  # iterations slower than median / 0.8
     "latency": Metric("us", "less"),  # median iteration
     "latency_p99": Metric("us", "less"),
-    "copy": Metric("GB/s", "more"),  # memory copy inside one device
+    "copy": Metric("GB/s", "more"),  # memory copy inside one device: bytes read and bytes written
+    "triad": Metric("GB/s", "more"),  # a = b + s c inside one device: two reads and one write
     "host_to_device": Metric("GB/s", "more"),
     "device_to_host": Metric("GB/s", "more"),
     "peer_to_peer": Metric("GB/s", "more"),  # copy between two devices of a node
@@ -61,6 +64,8 @@ METRICS: Mapping[str, Metric] = {
     "bubble": Metric("", "less"),  # the whole over the busiest rank's work, minus 1
     "imbalance": Metric("", "less"),  # the most loaded over the mean
     "step_seconds": Metric("s", "less"),
+    "mfu": Metric("", "more"),  # a training step's model operations over what the device can do
+    "slope": Metric("", "less", share=True),  # speed that the last quarter of a run has lost to the first
 }
 
 _SIZE = re.compile(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)")

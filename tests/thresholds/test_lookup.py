@@ -70,6 +70,16 @@ def test_what_is_absent_gives_its_reason() -> None:
     assert absent(loaded(), {}) is None
 
 
+def test_arithmetic_that_is_absent_is_that_of_products_and_not_of_data() -> None:
+    hardware = loaded(
+        changed('gather = "this', 'bf16 = "these devices do not multiply in it"\ngather = "this')
+    )
+    products = {"step": "nodes.matmul", "dtype": "bf16"}
+    assert absent(hardware, products) == "these devices do not multiply in it"
+    assert absent(hardware, {**products, "dtype": "fp16"}) is None
+    assert absent(hardware, {"step": "collectives.identity", "dtype": "bf16"}) is None
+
+
 def test_rows_that_matched_no_judged_case_are_reported() -> None:
     judged = [Judgement("busbw", Outcome.PASS, "", case=CASE), Judgement("copy", Outcome.PASS, "", case=CASE)]
     (line,) = unused(loaded(), judged)
