@@ -1,11 +1,20 @@
-"""What the ranks run for the checks of single nodes."""
+"""What the ranks run for the checks of single nodes: who they are, and what each device can do."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from fixtures.remote import timing
+from fixtures.remote.compute import lasting, links, pcie, together
+from fixtures.remote.compute import matmul as products
+from fixtures.remote.compute import memory as arrays
+from fixtures.remote.compute import repeats as again
+from fixtures.remote.compute import training as trained
+from fixtures.remote.compute.identity import kind_of
 from fixtures.remote.facts import rank_facts
-from fixtures.remote.steps import Context, step
+from fixtures.remote.steps import Context, Unsupported, step
 
 
 @step
@@ -18,3 +27,82 @@ def present(ctx: Context) -> dict[str, Any]:
         "device": str(ctx.device),
         "facts": rank_facts(),
     }
+
+
+@step
+def matmul(ctx: Context, *, dtype: str) -> dict[str, Any]:
+    """Time large products in one dtype, and compare others with their closed form."""
+    series, wrong = products.measured(ctx, dtype)
+    return {"series": series, "wrong": wrong}
+
+
+@step
+def memory(ctx: Context) -> dict[str, Any]:
+    """Time copy and triad in the device's memory, and compare what they left there."""
+    series, wrong = arrays.bandwidth(ctx)
+    return {"series": series, "wrong": wrong}
+
+
+@step
+def pattern(ctx: Context) -> dict[str, Any]:
+    """Write a pattern into nearly all of the device's memory, and read it back."""
+    return arrays.pattern(ctx)
+
+
+@step
+def host_links(ctx: Context) -> dict[str, Any]:
+    """Time pinned copies to and from the device, and read its PCIe link while they run."""
+    links.refuse_cpu(ctx, "link between it and the host")
+    count = links.HOST_BYTES // 8
+    near = torch.empty(count, dtype=torch.int64, pin_memory=True)
+    far = torch.empty(count, dtype=torch.int64, device=ctx.device)
+    series, wrong = links.host(ctx, near, far)
+
+    def load() -> None:
+        far.copy_(near, non_blocking=True)
+        timing.complete(ctx)
+
+    ctx.progress.phase("link under load")
+    return {"series": series, "wrong": wrong, "pcie": pcie.under_load(ctx.device, load)}
+
+
+@step
+def peer_links(ctx: Context) -> dict[str, Any]:
+    """Time copies between every two devices of the node, both ways; the first rank measures for all."""
+    links.refuse_cpu(ctx, "link between two of them")
+    if ctx.size < 2:
+        raise Unsupported("this node has one accelerator, and so no link between two of them")
+    if torch.cuda.device_count() < ctx.size:
+        raise RuntimeError(f"this rank sees {torch.cuda.device_count()} of the node's {ctx.size} devices")
+    devices = [torch.device("cuda", local) for local in ctx.local_ranks]
+    if ctx.rank != 0:
+        timing.barrier(ctx)
+        return {"wrong": []}
+    pairs, wrong = links.peers(ctx, devices)
+    timing.barrier(ctx)
+    return {"pairs": pairs, "wrong": wrong, "access": links.access(devices)}
+
+
+@step
+def repeatability(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
+    """Run the same kernels so many times, by kind of device, and compare every bit of every result."""
+    return {**again.repeated(ctx, repeats[ctx.device.type]), "kind": kind_of(ctx.device)}
+
+
+@step
+def overlap(ctx: Context, *, repeats: int) -> dict[str, Any]:
+    """Multiply while an all_reduce runs: both must be right, and how long they take together is said."""
+    series, wrong = together.measured(ctx, repeats)
+    return {"series": series, "wrong": wrong}
+
+
+@step
+def slope(ctx: Context, *, seconds: dict[str, float]) -> dict[str, Any]:
+    """Multiply for so long, by kind of device, and say whether it became slower."""
+    return {"series": lasting.measured(ctx, seconds[ctx.device.type])}
+
+
+@step
+def training(ctx: Context, *, sizes: dict[str, dict[str, int]], steps: int) -> dict[str, Any]:
+    """Train a transformer of a size, by kind of device: the losses, and the share of the device it uses."""
+    return trained.measured(ctx, sizes[ctx.device.type], steps)

@@ -1,0 +1,66 @@
+"""Every device computes as fast as it should, and the right numbers."""
+
+from __future__ import annotations
+
+from fixtures import device_data, devices
+from fixtures.check import Check
+from fixtures.plan import INSIDE, NODE, Case, over
+from thresholds.units import ARITHMETIC
+
+# What models are trained in: their rates must have a limit. The others are judged where a file has a row.
+TRAINED_IN = ("fp16", "bf16")
+MATMUL = [
+    Case("nodes.matmul", (dtype,), {"dtype": dtype}, {"dtype": dtype}, weight=2.0) for dtype in ARITHMETIC
+]
+TRAINED = [case for case in MATMUL if case.parameters["dtype"] in TRAINED_IN]
+OTHERS = [case for case in MATMUL if case not in TRAINED]
+SLOPE = [Case("nodes.slope", (), {"seconds": {"cpu": 0.5, "cuda": 10.0}}, weight=4.0)]
+OVERLAP = [Case("nodes.overlap", (), {"repeats": 10})]
+SIZES = {
+    "cpu": {"vocab": 64, "width": 32, "layers": 2, "heads": 4, "hidden": 64, "batch": 2, "length": 32},
+    "cuda": {
+        "vocab": 32000,
+        "width": 4096,
+        "layers": 4,
+        "heads": 32,
+        "hidden": 11008,
+        "batch": 2,
+        "length": 2048,
+    },
+}
+TRAINING = [Case("nodes.training", (), {"sizes": SIZES, "steps": 20}, weight=4.0)]
+
+
+@over(TRAINED, NODE, metrics=("tflops",))
+def test_matrix_products_hold_their_floor(check: Check) -> None:
+    """Operations per second of each device, all at once and alone: the slowest must hold the floor."""
+    check.measure_step()
+    check.judge_by(device_data.right("products"), devices.figures)
+
+
+@over(OTHERS, NODE)
+def test_other_matrix_products_are_right(check: Check) -> None:
+    """The same in other dtypes: exact, and as fast as the hardware file says where it says something."""
+    check.measure_step()
+    check.judge_by(device_data.right("products"), devices.figures)
+
+
+@over(SLOPE, NODE)
+def test_speed_lasts(check: Check) -> None:
+    """Products without a pause do not become slower."""
+    check.measure_step()
+    check.judge_by(devices.figures)
+
+
+@over(OVERLAP, INSIDE)
+def test_computing_beside_communication_stays_right(check: Check) -> None:
+    """Products and an all_reduce at the same time: both exact, and how much they slow each other."""
+    check.measure_step()
+    check.judge_by(device_data.right("products and sums"), devices.figures)
+
+
+@over(TRAINING, NODE)
+def test_a_model_learns(check: Check) -> None:
+    """The loss of a transformer falls, and the share of the device that training uses is on record."""
+    check.measure_step()
+    check.judge_by(device_data.learning, devices.figures)

@@ -1,0 +1,56 @@
+"""Steps of the nodes suite judged as the controller judges them, with limits that a broken device misses."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from fixtures import device_data, devices, repeatability
+from fixtures.findings import Findings
+from fixtures.measure import Measurement
+from fixtures.plan import NODE, Case, Planned
+from fixtures.target import Target
+from tests.fixtures.scenario import HARDWARE
+from thresholds.hardware import Hardware
+from thresholds.load import load
+
+PARTS = ("series", "digests", "losses", "pattern")
+# Far from what any machine does: floors a hundredth of it, and 0.6 of the speed at the end of a run.
+ROWS = {"tflops": "min = 0.0005", "copy": "min = 0.2", "triad": "min = 0.2", "slope": "max = 0.4"}
+ROW = """
+[[limit]]
+metric = "{metric}"
+step = ["nodes.matmul", "nodes.memory", "nodes.slope", "nodes.training"]
+{limit}
+source = "tests/suites/nodes/judging.py in this repository"
+date = 2026-11-20
+"""
+
+
+def hardware(rows: dict[str, str], more: str = "") -> Hardware:
+    """A file with these limits for the steps of nodes; `more` is whatever else it says."""
+    text = (
+        HARDWARE.partition("[[limit]]")[0]
+        + more
+        + "".join(ROW.format(metric=metric, limit=limit) for metric, limit in rows.items())
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rows.toml"
+        path.write_text(text, encoding="utf-8")
+        return load(path)
+
+
+def target(measurement: Measurement, file: Hardware, metrics: tuple[str, ...] = ()) -> Target:
+    """Where a measurement of one node comes from."""
+    planned = Planned(Case(measurement.step), NODE, measurement.world.nodes, "case", metrics)
+    ranks = {measurement.world.nodes[0]: len(measurement.ranks)}
+    return Target(planned, ranks, file, measurement.backend, {})
+
+
+def judge(measurement: Measurement, part: str) -> Findings:
+    """Judge one part of what the ranks of a node said."""
+    here = target(measurement, hardware(ROWS))
+    if part == "digests":
+        return repeatability.judge(measurement, here, [measurement])
+    judges = {"series": devices.figures, "losses": device_data.learning, "pattern": device_data.pattern}
+    return judges[part](measurement, here)

@@ -1,0 +1,174 @@
+"""Links are timed with all at once and alone, what crosses them is compared, and unknown links say why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fixtures.remote.compute import links, pcie
+from fixtures.remote.steps import Context, Unsupported
+from suites.nodes import steps
+from tests.fixtures.remote.gloo_world import context, run_world
+from tests.teeth.bug import replaced
+from tests.teeth.flips import flip
+
+WORDS = 1 << 12
+CPUS = [torch.device("cpu")] * 3
+GEN5 = "5, 16, 5, 16\n"
+
+
+def memory() -> torch.Tensor:
+    return torch.empty(WORDS, dtype=torch.int64)
+
+
+def copies_spoiled(number: int) -> Any:
+    """Flip one bit in what one copy delivers."""
+    calls: list[None] = []
+
+    def make(original: Any) -> Any:
+        def call(target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = original(target, *args, **kwargs)
+            calls.append(None)
+            if len(calls) >= number:
+                flip(target, 5)
+            return result
+
+        return call
+
+    return replaced(torch.Tensor, "copy_", make)
+
+
+def test_both_directions_to_the_host_are_timed_and_right() -> None:
+    def run(ctx: Context) -> Any:
+        return links.host(ctx, memory(), memory())
+
+    for series, wrong in run_world(2, run):
+        assert wrong == []
+        said = [(one["metric"], one["load"], one["amount"]) for one in series]
+        both = ("host_to_device", "device_to_host")
+        assert said == [(metric, load, 8.0 * WORDS) for metric in both for load in ("all at once", "alone")]
+        assert all(len(one["seconds"]) >= 10 for one in series)
+
+
+@pytest.mark.parametrize("first", [2, 60])
+def test_what_a_link_to_the_host_spoils_is_seen(first: int) -> None:
+    def run(ctx: Context) -> Any:
+        with copies_spoiled(first):
+            return links.host(ctx, memory(), memory())[1]
+
+    ((wrong,), *_) = [run_world(1, run)[0][:1]]
+    assert (wrong["rank"], wrong["source_rank"], wrong["first_offset"]) == (0, 0, 5)
+    assert wrong["looks_like"].startswith("bit 0 flipped")
+
+
+def test_every_pair_is_timed_in_both_directions() -> None:
+    pairs, wrong = links.peers(context(0, 3), CPUS, WORDS)
+    assert wrong == []
+    assert [(pair["from"], pair["to"]) for pair in pairs] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    assert {pair["amount"] for pair in pairs} == {float(WORDS)}
+
+
+def test_a_pair_whose_copies_arrive_spoiled_is_named() -> None:
+    def make(original: Any) -> Any:
+        def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> Any:
+            result = original(target, source, **kwargs)
+            if "non_blocking" in kwargs:
+                flip(target, 9, 7)
+            return result
+
+        return call
+
+    with replaced(torch.Tensor, "copy_", make):
+        _, wrong = links.peers(context(0, 2), CPUS[:2], WORDS)
+    assert [(one["source_rank"], one["rank"], one["first_offset"]) for one in wrong] == [(0, 1, 9), (1, 0, 9)]
+
+
+def test_copies_that_do_not_happen_are_seen() -> None:
+    def make(original: Any) -> Any:
+        def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> Any:
+            return target if "non_blocking" in kwargs else original(target, source, **kwargs)
+
+        return call
+
+    with replaced(torch.Tensor, "copy_", make):
+        _, wrong = links.peers(context(0, 2), CPUS[:2], WORDS)
+        ((lost, *_),) = [links.host(context_alone(), memory(), memory())[1]]
+    assert {one["found"] for one in wrong} == {"0x0000000000000000"}
+    assert lost["collective"] == "host to device"
+
+
+def context_alone() -> Context:
+    """A world of one that agrees with nobody."""
+    ctx = context(0, 1)
+    ctx.alone = True
+    return ctx
+
+
+def test_a_node_without_accelerators_says_that_it_has_no_links() -> None:
+    for step in (steps.host_links, steps.peer_links):
+        with pytest.raises(Unsupported, match="this node has no accelerator"):
+            step(context(0, 2))
+
+
+# the PCIe link
+
+
+def test_a_link_is_read_while_the_load_runs() -> None:
+    loads: list[None] = []
+    wait = "import time; time.sleep(0.3); print('5, 8, 5, 16')"
+    said = pcie._ask([sys.executable, "-c", wait], lambda: loads.append(None))
+    assert (said["generation"], said["width"], said["most_width"]) == (5, 8, 16)
+    assert len(loads) > 10
+
+
+def test_a_tool_that_is_missing_makes_the_link_unknown() -> None:
+    said = pcie._ask(["/nowhere/nvidia-smi"], lambda: None)
+    assert said == {"unknown": "/nowhere/nvidia-smi cannot be run: No such file or directory"}
+
+
+def test_a_tool_that_never_answers_makes_the_link_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pcie, "DEADLINE_S", 0.2)
+    said = pcie._ask([sys.executable, "-c", "import signal; signal.pause()"], lambda: None)
+    assert "said nothing" in said["unknown"]
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "[N/A], [N/A], 5, 16", "5, 16, 5", GEN5 * 2])
+def test_what_is_no_link_is_unknown(text: str) -> None:
+    assert "nvidia-smi says" in pcie.parse(text)["unknown"]
+
+
+@given(st.text())
+def test_any_text_is_a_link_or_unknown(text: str) -> None:
+    said = pcie.parse(text)
+    assert "unknown" in said or {"generation", "width"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("speed", "width", "found"),
+    [("32.0 GT/s PCIe\n", "16\n", (5, 16)), ("16.0 GT/s PCIe\n", "8\n", (4, 8)), ("Unknown\n", "63\n", None)],
+)
+def test_the_kernels_files_are_read_too(
+    tmp_path: Path, speed: str, width: str, found: tuple[int, int] | None
+) -> None:
+    (tmp_path / "current_link_speed").write_text(speed)
+    (tmp_path / "current_link_width").write_text(width)
+    said = pcie.from_sysfs(tmp_path)
+    assert ("unknown" in said) == (found is None)
+    assert (said.get("generation"), said.get("width")) == (found or (None, None))
+
+
+def test_a_device_that_is_not_there_is_unknown(tmp_path: Path) -> None:
+    assert "says no link" in pcie.from_sysfs(tmp_path / "nothing")["unknown"]
+
+
+def test_the_steps_of_nodes_import_nothing_but_torch() -> None:
+    code = "import suites.nodes.steps, sys; print({'pytest', 'pydantic', 'hypothesis'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,160 @@
+"""Steps of the nodes suite in real worlds: healthy ones are green, and every rank says all that is judged."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.measure import Measurement, RankReport, World
+from fixtures.remote import timing
+from fixtures.remote.compute import identity, lasting, matmul, memory, repeats, training, wrong
+from fixtures.remote.steps import Context, Unsupported
+from reports.record import Outcome
+from suites.nodes import test_compute, test_memory, test_repeatability
+from tests.fixtures.remote.gloo_world import context, run_world
+from tests.suites.nodes import judging
+from tests.suites.parallel import assert_green
+
+COMPUTE = [
+    *(test_compute.OVERLAP + test_compute.TRAINING + test_memory.MEMORY),
+    *(test_memory.PATTERN + test_repeatability.REPEATED),
+]
+CASES = [(case.step, case.parameters) for case in COMPUTE]
+PRODUCTS = [("nodes.matmul", {"dtype": dtype}) for dtype in ("fp32", "bf16", "fp16")]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_healthy_devices_are_green(size: int) -> None:
+    cases = [case for case in [*CASES, *PRODUCTS] if size > 1 or case[0] != "nodes.overlap"]
+    assert_green(size, cases, parts=())
+
+
+@pytest.mark.quiet
+def test_a_healthy_device_keeps_its_speed() -> None:
+    assert_green(2, [(case.step, case.parameters) for case in test_compute.SLOPE], parts=("series",))
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "fp8_e4m3"])
+def test_a_dtype_that_a_device_lacks_is_not_applicable(dtype: str) -> None:
+    with pytest.raises(Unsupported, match=f"no {dtype} of its own"):
+        matmul.measured(context(0, 1), dtype)
+
+
+def test_ranks_measure_alone_one_after_the_other() -> None:
+    def run(ctx: Context) -> Any:
+        def measured(alone: Context) -> tuple[float, float, bool]:
+            began = time.monotonic()
+            end = began + 0.05
+            while time.monotonic() < end:
+                pass
+            return began, time.monotonic(), alone.alone
+
+        return timing.in_turn(ctx, measured)
+
+    spans = sorted(run_world(3, run))
+    assert [alone for _, _, alone in spans] == [True] * 3
+    assert all(end <= begin for (_, end, _), (begin, _, _) in itertools.pairwise(spans))
+
+
+def test_the_flops_of_a_token_are_those_of_the_paper() -> None:
+    """PaLM 8B: 8.63e9 parameters, 32 layers, 16 heads of 256 channels, sequences of 2048 tokens."""
+    assert (
+        training.flops_per_token(8_630_000_000, 32, 16 * 256, 2048) == 6 * 8.63e9 + 12 * 32 * 16 * 256 * 2048
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slope"),
+    [([1.0] * 12, 0.0), ([1.0] * 9 + [2.0] * 3, 0.5), ([2.0] * 3 + [1.0] * 9, -1.0)],
+)
+def test_the_slope_is_the_speed_that_was_lost(seconds: list[float], slope: float) -> None:
+    assert lasting.slope(seconds) == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    ("windows", "lost"),
+    [
+        ([0.02] * 40, 0.0),  # healthy
+        ([0.02] * 20 + [0.04] * 20, 0.5),  # half the speed from the middle on
+        ([0.02 + 0.001 * number for number in range(40)], 0.57),  # slower and slower
+        ([0.02] * 37 + [1.0] + [0.02] * 2, 0.0),  # one stall, which is no slope
+    ],
+)
+def test_a_device_that_slows_down_has_a_slope(
+    monkeypatch: pytest.MonkeyPatch, windows: list[float], lost: float
+) -> None:
+    script = iter([0.02, 0.02, *windows])
+    monkeypatch.setattr(lasting, "_window", lambda ctx, product, count: next(script))
+    monkeypatch.setattr(lasting, "FEWEST_WINDOWS", len(windows))
+    alone = replace(context(0, 1), alone=True)
+    (said,) = lasting.measured(alone, 0.0)
+    assert said["value"] == pytest.approx(lost, abs=0.02)
+    report = RankReport(0, "here", 0, "cpu", {"series": [said]})
+    measurement = Measurement("nodes.slope", {}, World(("here",)), "1", "gloo", (report,), 0.1)
+    outcomes = {one.metric: one.outcome for one in judging.judge(measurement, "series").judgements}
+    assert outcomes["slope"] is (Outcome.FAIL if lost else Outcome.PASS)
+
+
+def test_the_first_wrong_element_is_found_and_described() -> None:
+    right = torch.arange(100, dtype=torch.float32)
+    found = right.clone()
+    found[40:42] = -found[40:42]
+    said = wrong.unlike(context(0, 1), "kernel fp32", found, right, 7, start=1000)
+    assert said is not None
+    assert (said["collective"], said["first_offset"], said["count"], said["iteration"]) == (
+        "kernel",
+        1040,
+        2,
+        7,
+    )
+    assert said["looks_like"] == "bit 31 flipped in 2 elements"
+    assert wrong.unlike(context(0, 1), "kernel fp32", right, right.clone(), 7) is None
+
+
+def test_a_nan_is_compared_by_its_bits() -> None:
+    nan = torch.full((4,), torch.nan)
+    assert wrong.unlike(context(0, 1), "kernel", nan, nan.clone(), 0) is None
+    assert wrong.unlike(context(0, 1), "kernel", nan, torch.zeros(4), 0) is not None
+
+
+def test_the_result_of_most_repeats_is_right_even_if_the_first_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = iter([torch.ones(4), *(torch.zeros(4) for _ in range(9))])
+    monkeypatch.setattr(repeats, "kernels", lambda device, seed: {"kernel": lambda: [next(results)]})
+    said = repeats.repeated(context(0, 1), 10)
+    assert [(one["iteration"], one["first_offset"]) for one in said["wrong"]] == [(0, 0)]
+    assert said["digests"]["kernel"]["alike"] == 9
+
+
+def test_digests_tell_one_bit() -> None:
+    a, b = torch.zeros(1000), torch.zeros(1000)
+    assert repeats.digest(a) == repeats.digest(b)
+    b.view(torch.int32)[999] ^= 1
+    assert repeats.digest(a) != repeats.digest(b)
+
+
+def test_a_cpus_model_and_features_tell_it_from_others(tmp_path: Any) -> None:
+    texts = {
+        "one": "processor : 0\nmodel name : A 100\nflags : fpu avx2\n\nprocessor : 1\n",
+        "busy": "processor : 0\nmodel name : A 100\nflags : fpu avx2\ncpu MHz : 2400\n",
+        "less": "model name : A 100\nflags : fpu\n",
+        "none": "processor : 0\n",
+    }
+    said = {}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        said[name] = identity.kind_of(torch.device("cpu"), str(tmp_path / name))["device"]
+    assert said["one"] == said["busy"] != said["less"]
+    assert said["one"].startswith("A 100 (")
+    assert said["none"] == identity.kind_of(torch.device("cpu"), "/nowhere")["device"] == ""
+
+
+def test_a_cpu_is_filled_up_to_a_bounded_amount() -> None:
+    said = memory.pattern(context(0, 1))["pattern"]
+    assert 0 < said["bytes"] <= memory.MOST_BYTES
