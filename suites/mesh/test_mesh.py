@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fixtures.check import Check
 from fixtures.plan import INSIDE, NETWORK, Case, over
 
@@ -19,7 +17,7 @@ STEPS: list[Case] = [
     case("mesh.fsdp_tp", **DENSE),
     case("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2),
     case("mesh.fsdp_cp", **DENSE),
-    replace(case("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}), widest=True),
+    case("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
 ]
 
 MIXTURE = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixtures.check import Check
 from fixtures.plan import INSIDE, NETWORK, Case, over
 
@@ -9,9 +11,9 @@ from fixtures.plan import INSIDE, NETWORK, Case, over
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
 # train several pipelines at once.
 SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 720, "repeats": 3, "most": 16}
-EDGES = {
+EDGES: dict[str, Any] = {
     "dtype": "bf16",
-    "size_bytes": 8 << 20,  # 2048 tokens of 2048 channels
+    "size_bytes": {"cpu": 1 << 20, "cuda": 8 << 20},  # 2048 tokens of 2048 channels on a GPU
     "alone_bytes": 1 << 20,
     "most": SIZE["most"],
     "elements": [1, 257, 65_537],

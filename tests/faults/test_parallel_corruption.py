@@ -19,7 +19,7 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
-FAMILIES = ("zero", "tensor", "context", "pipeline", "expert")
+FAMILIES = ("zero", "tensor", "context", "pipeline", "expert", "mesh")
 # The tests that say whether results are right; the others judge traffic, memory and time.
 RIGHT = ("parity", "every_bit", "what_was_timed_arrived")
 AGAIN = "the same when it is run again"

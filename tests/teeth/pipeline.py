@@ -16,7 +16,7 @@ from tests.teeth.bug import Bug, Maker, replaced
 SIZE = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
 EDGES = {
     "dtype": "bf16",
-    "size_bytes": 4096,
+    "size_bytes": {"cpu": 4096},
     "alone_bytes": 1024,
     "elements": [257],
     "iterations": 3,

@@ -34,7 +34,7 @@ QUICK = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "mos
 TIMED = {**QUICK, "busy_ms": 720, "repeats": 5}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
-    "size_bytes": 1 << 16,
+    "size_bytes": {"cpu": 1 << 16},
     "alone_bytes": 1 << 12,
     "most": 16,
     "elements": [1, 257],
