@@ -13,7 +13,7 @@ from tests.faults.runs import accept
 from tests.lab import Lab
 from thresholds.__main__ import main
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.quiet, pytest.mark.usefixtures("require_lab")]
 Capture = pytest.CaptureFixture[str]
 
 # The steadiest of gloo's collectives, measured in two seconds.
@@ -52,7 +52,6 @@ def runs(require_lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Runs(lab, [str(place / f"healthy-{number}") for number in range(5)], str(place / "slow"))
 
 
-@pytest.mark.quiet
 def test_five_healthy_runs_and_the_sixth_passes(runs: Runs, tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "learned.toml"
     assert main(["calibrate", *runs.healthy, *LIKE, "-o", str(file)]) == 0, capsys.readouterr().err
