@@ -1,0 +1,15 @@
+"""Every part of a node is there, is set up as it should be, and shows no trace of a fault."""
+
+from __future__ import annotations
+
+from fixtures.check import Check
+from fixtures.inventory_rules import SUBJECTS
+from fixtures.plan import NODE, Case, over
+
+INVENTORY = [Case("", (subject,), {"subject": subject}, weight=0.0) for subject in SUBJECTS]
+
+
+@over(INVENTORY, NODE)
+def test_inventory(check: Check) -> None:
+    """What the node says of itself, beside its hardware file and the nodes of its kind; no job is needed."""
+    check.judge_inventory()

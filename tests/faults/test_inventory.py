@@ -1,0 +1,191 @@
+"""Lab nodes that look like recorded ones of 8 H100: what is wrong with one is found there only."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.inventory_rules import SUBJECTS
+from fixtures.provenance import ROOT
+from tests.faults.runs import Finished, accept, clean
+from tests.fixtures.remote.inventory.h100_node import write_node
+from tests.lab import Lab
+
+INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
+# By node: what is wrong with it, the subjects that fail, and the words of each.
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "n01": ({}, {}),
+    "n02": (
+        {"missing_nic": 6},
+        {
+            "nics": "n02: 7 of its infiniband ports are there, and {file} asks for 8",
+            "peers": "number of ports is 7, and 8 on 5 of 6 nodes of its hardware",
+        },
+    ),
+    "n03": (
+        {"gpus": {5: {"width": 8}}},
+        {
+            "pcie": "n03, GPU 5 at 00000000:C3:00.0 (GPU-00000003-0000-4000-8000-000000000005): "
+            "its PCIe width is 8, and {file} asks for at least 16",
+            "peers": "PCIe width is 8 on GPU 5 at 00000000:C3:00.0, 16 on the others, and 16 on 5 of 6",
+        },
+    ),
+    "n04": (
+        {"driver": "535.183.01"},
+        {"peers": "n04: its driver is 535.183.01, and 550.54.15 on 5 of 6 nodes of its hardware"},
+    ),
+    "n05": (
+        {"gpus": {3: {"uncorrected": 1}}},
+        {"ecc": "n05, GPU 3 at 00000000:61:00.0 (GPU-00000005-0000-4000-8000-000000000003): its number of"},
+    ),
+    "n06": (
+        {"missing_gpu": 2},
+        {
+            "gpus": "n06: its number of GPUs is 7, and {file} asks for 8",
+            "peers": "number of GPUs is 7, and 8 on 5 of 6 nodes of its hardware",
+        },
+    ),
+}
+
+
+def dress(lab: Lab, folder: Path, **faults: dict[str, Any]) -> None:
+    """Let every node of a lab look like an H100 node of its own, those of these names with faults."""
+    for machine, node in enumerate(lab.nodes, 1):
+        write_node(folder / node, machine=machine, **faults.get(node, {}))
+        lab.dress(node, folder / node)
+
+
+def judged(done: Finished) -> dict[tuple[str, str], dict[str, Any]]:
+    """The checks of the inventory, by node and subject."""
+    checks = [check for check in done.checks() if "test_inventory[" in check["id"]]
+    subjects = [check["name"].partition("[")[2].partition("-")[0] for check in checks]
+    found = {(check["nodes"][0], subject): check for subject, check in zip(subjects, checks, strict=True)}
+    assert len(found) == len(checks)
+    return found
+
+
+def hardware(done: Finished) -> dict[str, str]:
+    """The hardware file that judges each node."""
+    records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
+    return {record["name"]: record["hardware"] for record in records if record["type"] == "node"}
+
+
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) -> None:
+    with Lab.up(nodes=len(FAULTS), slots=8) as lab:
+        dress(lab, tmp_path, **{node: faults for node, (faults, _) in FAULTS.items()})
+        done = accept(lab, tmp_path / "out", *INVENTORY)
+        assert clean(lab)
+    assert done.status == 1, done.output
+    (file,) = set(hardware(done).values())
+    assert file.startswith("h100-sxm5"), done.output
+    found = judged(done)
+    assert len(found) == len(FAULTS) * len(SUBJECTS)
+    for (node, subject), check in found.items():
+        words = FAULTS[node][1].get(subject)
+        assert check["outcome"] == ("fail" if words else "pass"), (node, subject, check["reason"])
+        assert (words or "").format(file=file) in check["reason"]
+        assert {name for blame in check["blame"] for name in blame["nodes"]} == ({node} if words else set())
+    assert sorted(done.listed("rejected")) == [node for node, (faults, _) in FAULTS.items() if faults]
+
+
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start(tmp_path: Path) -> None:
+    with Lab.up(nodes=1, slots=8) as lab:
+        dress(lab, tmp_path, n01={"missing_gpu": 2})
+        done = accept(lab, tmp_path / "out", "--workload", "nodes")
+        assert clean(lab)
+    assert done.status == 1, done.output
+    assert done.listed("rejected") == ["n01"]
+    said = "test_inventory[gpus-n01]: n01: its number of GPUs is 7, and h100-sxm5"
+    assert done.reason("n01").startswith(said)
+    others = [check for check in done.checks() if "test_inventory[" not in check["id"]]
+    assert {check["outcome"] for check in others} == {"unchecked"}
+    assert {check["reason"].partition(":")[0] for check in others} == {"n01 is unusable"}
+    assert found_at(done, "ecc") == "pass"
+
+
+def found_at(done: Finished, subject: str) -> str:
+    """How a subject of the first node ended."""
+    return str(judged(done)["n01", subject]["outcome"])
+
+
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path) -> None:
+    with Lab.up(nodes=2, rate="200mbit") as lab:
+        done = accept(lab, tmp_path, *INVENTORY, "--hardware", "lab-200mbit")
+        assert clean(lab)
+    assert done.status == 0, done.output
+    ends = {"pass": ["host", "nics", "peers", "versions"], "n/a": ["clocks", "ecc", "gpus", "nvlink", "pcie"]}
+    for node in lab.nodes:
+        checks = {subject: check for (name, subject), check in judged(done).items() if name == node}
+        assert {
+            end: sorted(subject for subject, check in checks.items() if check["outcome"] == end)
+            for end in ends
+        } == ends
+        met = checks["host"]["recorded"]
+        assert 0 < met["login_s"] < 60
+        assert abs(met["clock_offset_s"]) < 1
+        assert checks["peers"]["recorded"]["compared_with"] == [name for name in lab.nodes if name != node]
+    records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
+    assert "job" not in {record["type"] for record in records}  # no rank was needed for any of it
+
+
+# Faults of a node that its inventory can see, and the test in which each is caught.
+UNIT, RULES, PEERS, PORTS = (
+    f"tests/fixtures/test_inventory{name}.py" for name in ("", "_rules", "_peers", "_ports")
+)
+BEFORE = "tests/fixtures/test_preflight.py"
+CAUGHT: dict[str, tuple[str, str]] = {
+    "a NIC is missing": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
+    "a port is down, or slower": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
+    "ports of management are not counted": (
+        PORTS,
+        "test_ports_of_another_kind_and_slower_ones_are_not_the_fabrics",
+    ),
+    "GPUDirect is off": (PEERS, "test_the_node_that_differs_from_the_majority_is_named_with_the_difference"),
+    "NCCL's variables in a profile": (
+        PEERS,
+        "test_an_environment_that_one_node_has_from_its_profile_is_found",
+    ),
+    "an NVLink is down": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
+    "fabric manager or an NVSwitch is down": (
+        PEERS,
+        "test_the_node_that_differs_from_the_majority_is_named_with_the_difference",
+    ),
+    "PCIe generation or width": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
+    "ACS, IOMMU, governor, hugepages, memlock, /dev/shm": (
+        RULES,
+        "test_a_limit_that_is_met_passes_one_that_is_not_does_not_and_the_unknown_is_unchecked",
+    ),
+    "driver, NCCL, PyTorch, OFED, kernel, firmware, VBIOS": (
+        PEERS,
+        "test_every_fact_that_is_compared_names_the_node_that_differs",
+    ),
+    "MTU of one node": (PEERS, "test_the_network_device_with_the_address_is_compared"),
+    "the clock": (PORTS, "test_a_clock_that_is_off_is_named_when_another_agrees_with_ours"),
+    "no room in /dev/shm or the run directory": (BEFORE, "test_one_thing_wrong_is_one_finding"),
+    "somebody else on the GPUs": (BEFORE, "test_strangers_on_a_gpu_are_named"),
+    "an ECC error": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
+    "remapped rows": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
+    "an Xid": (PORTS, "test_each_gpu_is_named_with_its_own_xids"),
+    "held down by heat or power": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
+    "a GPU is missing": (
+        __file__,
+        "test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_every_fault_that_an_inventory_can_see_is_caught_in_a_test(fault: str) -> None:
+    file, name = CAUGHT[fault]
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert name in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
