@@ -25,8 +25,9 @@ from fixtures.remote.steps import REGISTRY, Context
 from suites.mesh.test_mesh import EXPERTS
 from tests.fixtures.remote.gloo_world import context, run_world
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
-from tests.suites.parallel import PARTS, assert_green
+from tests.suites.parallel import assert_green
 
+PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
 RULES = {"mesh.ep_dp": replicated, "mesh.five_axes": combined}
 DIMS = {case.step: Dims(**case.parameters) for case in EXPERTS}
 COMBINED = {
