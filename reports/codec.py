@@ -137,6 +137,12 @@ def _text(value: object, where: str) -> str:
     return value
 
 
+def _truth(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise DecodeError(f"{where}: expected true or false, found {value!r:.60}")
+    return value
+
+
 def _whole(value: object, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise DecodeError(f"{where}: expected a whole number, found {value!r:.60}")
@@ -160,6 +166,7 @@ def _nothing(value: object, where: str) -> None:
 
 _SCALARS: Mapping[type, Callable[[object, str], object]] = {
     str: _text,
+    bool: _truth,
     int: _whole,
     float: _number,
     type(None): _nothing,

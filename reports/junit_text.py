@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from reports.figures import number, quantity, size
-from reports.record import CheckRecord, Judgement, Outcome, RunRecord
+from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
 from reports.verdict import RunVerdict
 
 # Jenkins keeps the last 500 characters of a passing case's output and the last 50,000 of a failing one's,
@@ -43,6 +43,8 @@ def check_properties(check: CheckRecord) -> Iterator[tuple[str, str]]:
         yield f"{name}.source", judgement.source
     for index, blame in enumerate(check.blame, start=1):
         yield f"blame.{index}", f"{blame.kind.value}: {', '.join(blame.nodes)}: {blame.sentence}"
+    for index, repeat in enumerate(check.repeats, start=1):
+        yield f"repeat.{index}", repeated(repeat)
 
 
 def _labels(judgements: Sequence[Judgement]) -> list[str]:
@@ -66,9 +68,17 @@ def body(check: CheckRecord) -> str:
     """The whole story of a check that is not green."""
     lines = [check.reason, f"nodes: {', '.join(check.nodes)}"]
     lines += [f"blame: {blame.sentence}" for blame in check.blame]
+    lines += [f"  {said}" for blame in check.blame for said in blame.evidence]
+    lines += [f"measured again: {repeated(repeat)}" for repeat in check.repeats]
     lines += [line(judgement) for judgement in check.judgements if judgement.outcome is not Outcome.PASS]
     lines += ["", check.detail] if check.detail else []
     return "\n".join(lines)
+
+
+def repeated(repeat: Repeat) -> str:
+    """Say what the check came to without the nodes that were set aside: `pass on n01, n02`."""
+    why = f": {repeat.reason}" if repeat.reason else ""
+    return f"{repeat.outcome.value} on {', '.join(repeat.nodes)}{why}"
 
 
 def line(judgement: Judgement) -> str:

@@ -17,6 +17,7 @@ from reports.record import (
     PlannedCheck,
     PlanRecord,
     Record,
+    Repeat,
 )
 
 
@@ -97,12 +98,32 @@ def contradictions(check: CheckRecord) -> Iterator[str]:
         yield from _hollow_pass(check)
     if check.outcome is Outcome.NOT_APPLICABLE and not check.reason.strip():
         yield "is n/a without a reason"
-    for blame in check.blame:
+    for blame in _all_blame(check):
         if outside := [node for node in blame.nodes if node not in check.nodes]:
             yield f"blames {', '.join(outside)}, which took no part in it"
+    yield from _repeated_wrongly(check)
 
 
-def _hollow_pass(check: CheckRecord) -> Iterator[str]:
+def _all_blame(check: CheckRecord) -> Iterator[Blame]:
+    yield from check.blame
+    for repeat in check.repeats:
+        yield from repeat.blame
+
+
+def _repeated_wrongly(check: CheckRecord) -> Iterator[str]:
+    """Only a check that did not pass is repeated, and each time on fewer nodes: never until it passes."""
+    before, outcome = check.nodes, check.outcome
+    for repeat in check.repeats:
+        if outcome not in (Outcome.FAIL, Outcome.UNCHECKED):
+            yield f"was repeated although it was {outcome.value}"
+        if not repeat.nodes or not set(repeat.nodes) < set(before):
+            yield "was repeated without leaving a node out"
+        if repeat.outcome is Outcome.PASS:
+            yield from _hollow_pass(repeat)
+        before, outcome = repeat.nodes, repeat.outcome
+
+
+def _hollow_pass(check: CheckRecord | Repeat) -> Iterator[str]:
     if not (check.judgements or check.recorded or check.measurement):
         yield "passed but recorded nothing: neither a comparison nor a measurement"
     for judgement in check.judgements:
@@ -110,7 +131,7 @@ def _hollow_pass(check: CheckRecord) -> Iterator[str]:
             yield f"passed although {judgement.metric} is {judgement.outcome.value}"
         elif not _compared(judgement):
             yield f"passed although {judgement.metric} has no value to hold against its limit"
-    if any(blame.kind in CONVICTING for blame in check.blame):
+    if any(blame.kind in CONVICTING or blame.convicts for blame in check.blame):
         yield "passed although its evidence blames a node"
 
 
@@ -125,13 +146,28 @@ def _compared(judgement: Judgement) -> bool:
 def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
     """The nodes that this check's evidence convicts.
 
-    A blame that names two nodes cannot say which of them it is and convicts neither. Wrong data counts
-    whatever else became of the check, other evidence only in a check that was judged and failed.
+    A blame that names two nodes cannot say which of them it is and convicts neither. Wrong data and what
+    came back when it was run again count whatever else became of the check, other evidence only in a check
+    that was judged and failed.
     """
-    for blame in check.blame:
-        judged = check.outcome is Outcome.FAIL or blame.kind is BlameKind.WRONG_DATA
-        if judged and blame.kind in CONVICTING and len(blame.nodes) == 1 and blame.nodes[0] in check.nodes:
-            yield blame.nodes[0], blame
+    for part in check.parts:
+        for blame in part.blame:
+            judged = part.outcome is Outcome.FAIL or blame.kind is BlameKind.WRONG_DATA or blame.proved
+            if judged and blame.convicts and blame.nodes[0] in part.nodes:
+                yield blame.nodes[0], blame
+
+
+def last_word(check: CheckRecord, node: str) -> CheckRecord | Repeat:
+    """What the check says of a node in the end: its last repeat if the node took part in that, else itself.
+
+    A node that a repeat left out keeps the outcome that was there before it.
+    """
+    said: CheckRecord | Repeat = check
+    for repeat in check.repeats:
+        if node not in repeat.nodes:
+            break
+        said = repeat
+    return said
 
 
 def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> Iterator[NotReported]:

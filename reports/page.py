@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports import figures
+from reports import figures, searches
 from reports.evidence import head
 from reports.hostlist import fold
 from reports.record import (
@@ -19,6 +19,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from reports.searches import Searched
 from reports.verdict import NodeVerdict, RunVerdict, Standing
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
@@ -59,6 +60,11 @@ class Check:
     anchor: str
     record: CheckRecord
     rows: tuple[Row, ...]
+
+    @property
+    def searched(self) -> Searched | None:
+        """What a search for the part to blame saw."""
+        return searches.of(self.record)
 
     @property
     def nodes(self) -> str:

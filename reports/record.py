@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Outcome(str, Enum):
@@ -25,7 +25,7 @@ class Outcome(str, Enum):
 
 
 class BlameKind(str, Enum):
-    """What the evidence names. The first four convict the node they name, the others convict nobody."""
+    """What the evidence names. The first four convict the node they name; see `Blame.convicts`."""
 
     NODE = "node"
     DEVICE = "device"
@@ -42,17 +42,33 @@ class BlameKind(str, Enum):
 
 
 CONVICTING = frozenset({BlameKind.NODE, BlameKind.DEVICE, BlameKind.NIC, BlameKind.WRONG_DATA})
+# These may be chance, and convict when they have come back.
+RETURNING = frozenset({BlameKind.HANG, BlameKind.CRASH})
 
 
 @dataclass(frozen=True)
 class Blame:
-    """The part that the evidence of one check names. `nodes` holds one name, or both ends of a path."""
+    """The part that the evidence of one check names.
+
+    `nodes` holds one name, or both ends of a path (of a direction: from the first to the second), or none:
+    what is bad only at scale is no node's. `evidence` are the observations behind it, one line each, and
+    `confidence` how sure a search is of it. `proved`: it came back when the case was run again.
+    """
 
     kind: BlameKind
     nodes: tuple[str, ...]
     sentence: str
     rank: int | None = None
     device: str | None = None
+    evidence: tuple[str, ...] = ()
+    confidence: float | None = None
+    proved: bool = False
+
+    @property
+    def convicts(self) -> bool:
+        """Whether this names one node that must go. Two nodes cannot both be told guilty by one path."""
+        kinds = CONVICTING | RETURNING if self.proved else CONVICTING
+        return self.kind in kinds and len(self.nodes) == 1
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,25 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """The same check measured again without the nodes that were set aside; its fields are a check's.
+
+    What the check says of `nodes` is what the last of its repeats says: the failure stays the failure of
+    those that are no longer among them.
+    """
+
+    nodes: tuple[str, ...]
+    outcome: Outcome
+    reason: str = ""
+    detail: str = ""
+    judgements: tuple[Judgement, ...] = ()
+    blame: tuple[Blame, ...] = ()
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    measurement: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class CheckRecord:
     """One check as it ended. `reason` is one line that stands alone; `detail` may have many.
 
@@ -152,6 +187,12 @@ class CheckRecord:
     seconds: float = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
     attachments: tuple[str, ...] = ()  # paths below the report directory
+    repeats: tuple[Repeat, ...] = ()
+
+    @property
+    def parts(self) -> tuple[CheckRecord | Repeat, ...]:
+        """The check, and then each of its repeats."""
+        return (self, *self.repeats)
 
 
 @dataclass(frozen=True)

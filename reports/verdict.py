@@ -13,7 +13,7 @@ from enum import Enum
 
 from reports.clean import first_line
 from reports.evidence import Finding, Weight, collect, cut_short, head, run_level
-from reports.ledger import Fault, Ledger, NotReported, balance
+from reports.ledger import Fault, Ledger, NotReported, balance, last_word
 from reports.record import Blame, CheckRecord, NodeRecord, Outcome, PlanRecord, Record, RunRecord
 
 
@@ -82,7 +82,9 @@ def decide(records: Sequence[Record]) -> RunVerdict:
         planned=ledger.planned,
         nodes=tuple(_nodes(everyone, run, ledger, findings)),
         outcomes=Counter(check.outcome for check in checks),
-        blame=tuple(Blamed(check.id, blame) for check in checks for blame in check.blame),
+        blame=tuple(
+            Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame
+        ),
         not_reported=ledger.not_reported,
         faults=ledger.faults,
         refusals=tuple(run_level(records, ledger)),
@@ -165,8 +167,9 @@ def _nodes(
         against.setdefault(one.node, []).append(one)
     passed: dict[str, list[str]] = {}
     for check in ledger.sound:
-        for name in check.nodes if check.outcome is Outcome.PASS else ():
-            passed.setdefault(name, []).append(check.id)
+        for name in check.nodes:
+            if last_word(check, name).outcome is Outcome.PASS:
+                passed.setdefault(name, []).append(check.id)
     for name in everyone:
         line = run.hosts.get(name, "") if run else ""
         yield _judge(name, line, against.get(name, []), passed.get(name, []))

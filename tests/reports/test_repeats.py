@@ -1,0 +1,118 @@
+"""A check that was measured again without a bad node: what it says of whom, and what is not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from reports import junit
+from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
+from reports.verdict import decide
+from tests.reports import making
+from tests.reports.making import GREEN, PAIR, alone, check, journal_of, standings
+
+THREE = ("gpu01", "gpu02", "gpu03")
+REST = ("gpu01", "gpu03")
+NIC = Blame(
+    BlameKind.NIC,
+    ("gpu02",),
+    "the link of gpu02 is slow",
+    evidence=("gpu02 to gpu01: slow",),
+    confidence=0.99,
+)
+
+
+def repeat(nodes: Iterable[str] = REST, outcome: Outcome = Outcome.PASS, **changes: object) -> Repeat:
+    judged = (GREEN,) if outcome is Outcome.PASS else ()
+    record = Repeat(tuple(nodes), outcome, "" if judged else f"again {outcome.value}", judgements=judged)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def failed(*repeats: Repeat, **changes: object) -> CheckRecord:
+    record = check(PAIR, THREE, Outcome.FAIL, blame=(NIC,), repeats=repeats)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def records_of(pair: CheckRecord, nodes: tuple[str, ...] = THREE) -> list[Record]:
+    """A whole run in which each of these nodes passed a check of its own."""
+    own = [check(alone(node), [node]) for node in nodes]
+    records = journal_of(*own, pair, head=making.run(nodes))
+    return [*records[:2], *making.ready(*nodes[2:]), *records[2:]]
+
+
+def verdicts(pair: CheckRecord) -> dict[str, str]:
+    return standings(records_of(pair))
+
+
+def test_the_survivors_rest_on_the_repeat_and_the_culprit_on_the_failure() -> None:
+    assert verdicts(failed(repeat())) == {"gpu01": "accepted", "gpu02": "rejected", "gpu03": "accepted"}
+
+
+def test_without_a_repeat_the_others_are_unproven() -> None:
+    assert verdicts(failed()) == {"gpu01": "unproven", "gpu02": "rejected", "gpu03": "unproven"}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
+def test_a_repeat_that_is_not_green_proves_nobody(outcome: Outcome) -> None:
+    assert verdicts(failed(repeat(outcome=outcome)))["gpu01"] == "unproven"
+
+
+def test_who_is_left_out_without_being_convicted_is_unproven() -> None:
+    once = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive")
+    pair = failed(repeat(), outcome=Outcome.UNCHECKED, blame=(once,))
+    assert verdicts(pair) == {"gpu01": "accepted", "gpu02": "unproven", "gpu03": "accepted"}
+
+
+def test_a_hang_that_came_back_convicts() -> None:
+    twice = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive", proved=True)
+    pair = failed(repeat(), outcome=Outcome.UNCHECKED, blame=(twice,))
+    assert verdicts(pair)["gpu02"] == "rejected"
+
+
+def test_a_repeat_can_convict_the_next() -> None:
+    four = (*THREE, "gpu04")
+    second = replace(NIC, nodes=("gpu03",))
+    pair = failed(
+        repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(second,)),
+        repeat(("gpu01", "gpu04")),
+        nodes=four,
+    )
+    found = standings(records_of(pair, four))
+    assert found == {"gpu01": "accepted", "gpu02": "rejected", "gpu03": "rejected", "gpu04": "accepted"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "fault"),
+    [
+        (failed(repeat(THREE)), "was repeated without leaving a node out"),
+        (failed(repeat(("gpu01", "gpu09"))), "was repeated without leaving a node out"),
+        (failed(repeat(())), "was repeated without leaving a node out"),
+        (failed(repeat(judgements=())), "passed but recorded nothing"),
+        (failed(repeat(), repeat(("gpu01",))), "was repeated although it was pass"),
+        (check(PAIR, THREE, repeats=(repeat(),)), "was repeated although it was pass"),
+        (failed(repeat(outcome=Outcome.FAIL, blame=(replace(NIC, nodes=("gpu09",)),))), "blames gpu09"),
+    ],
+)
+def test_a_repeat_that_cannot_be_believed_accepts_nobody(pair: CheckRecord, fault: str) -> None:
+    records = records_of(pair)
+    assert any(fault in one.sentence for one in decide(records).faults)
+    assert "accepted" not in standings(records).values()
+
+
+def test_junit_says_whom_the_search_found_and_what_the_rest_came_to(tmp_path: Path) -> None:
+    records = records_of(failed(repeat()))
+    junit.write(tmp_path / "junit.xml", records, decide(records))
+    root = ElementTree.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - our own file
+    [case] = [one for one in root.iter("testcase") if one.get("name") == "test_busbw[all_reduce-network]"]
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.get("type") == "nic"
+    text = failure.text or ""
+    assert "blame: the link of gpu02 is slow\n  gpu02 to gpu01: slow" in text
+    assert "measured again: pass on gpu01, gpu03" in text
+    told = {one.get("name"): one.get("value") for one in case.iter("property")}
+    assert told["repeat.1"] == "pass on gpu01, gpu03"

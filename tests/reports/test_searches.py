@@ -1,0 +1,83 @@
+"""The table of senders and receivers that a search saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import html, searches
+from reports.record import Outcome
+from reports.verdict import decide
+from tests.reports.making import PAIR, check, journal_of
+
+
+def reading(source: str, destination: str, bad: bool = False) -> dict[str, Any]:
+    return {
+        "from": source,
+        "to": destination,
+        "bad": bad,
+        "sentence": f"{source} to {destination}",
+        "round": 1,
+    }
+
+
+def searched(*readings: object, **changes: object) -> dict[str, Any]:
+    return {"sentence": "the link of n2 is slow", "rounds": 4, "readings": list(readings), **changes}
+
+
+def found(search: object) -> searches.Searched | None:
+    return searches.of(replace(check(PAIR, outcome=Outcome.FAIL), recorded={"search": search}))
+
+
+def test_who_is_on_bad_ways_comes_first_and_the_worst_reading_counts() -> None:
+    table = found(
+        searched(reading("n1", "n3"), reading("n2", "n1"), reading("n2", "n1", bad=True), reading("n1", "n2"))
+    )
+    assert table is not None
+    assert set(table.nodes[:2]) == {"n1", "n2"}
+    cells = {
+        (sender, receiver): cell for sender, row in table.rows for receiver, cell in zip(table.nodes, row, strict=True)
+    }
+    assert cells["n2", "n1"].word == "bad"
+    assert cells["n2", "n1"].text == "1 of 2 readings are bad; n2 to n1"
+    assert (cells["n1", "n2"].word, cells["n3", "n1"].word) == ("good", "")
+
+
+def test_many_nodes_are_cut_and_counted() -> None:
+    table = found(searched(*(reading(f"n{number}", "hub") for number in range(20))))
+    assert table is not None
+    assert (len(table.nodes), table.left_out) == (searches.MOST_NODES, 21 - searches.MOST_NODES)
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        None,
+        "text",
+        {},
+        searched(rounds=0),
+        searched(rounds="4"),
+        {"rounds": 4, "readings": []},
+    ],
+)
+def test_what_is_no_search_has_no_table(search: object) -> None:
+    assert found(search) is None
+
+
+@pytest.mark.parametrize("readings", [None, "text", [1], [{"from": 1, "to": "n2"}], [{"from": "n1"}]])
+def test_readings_that_are_none_are_left_out(readings: object) -> None:
+    table = found(searched(readings=readings))
+    assert table is not None
+    assert table.rows == ()
+
+
+def test_the_page_shows_the_table(tmp_path: Path) -> None:
+    search = searched(reading("gpu01", "gpu02", bad=True), reading("gpu02", "<b>"))
+    records = journal_of(replace(check(PAIR, outcome=Outcome.FAIL), recorded={"search": search}))
+    html.write(tmp_path, records, decide(records))
+    page = (tmp_path / "report.html").read_text()
+    assert 'title="1 of 1 readings are bad; gpu01 to gpu02">bad</td>' in page
+    assert "<b>" not in page.split('class="ways"')[1].split("</table>")[0]
