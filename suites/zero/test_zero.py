@@ -9,7 +9,7 @@ from fixtures.plan import INSIDE, NETWORK, Case, over
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
-SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 4}
+SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 
 
 def case(step: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
@@ -47,7 +47,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
     "stage_s": 0.01,
-    "repeats": 5,
+    "repeats": 3,
 }
 OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
 
