@@ -142,7 +142,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         run=head(records),
         end=next((record for record in records if isinstance(record, EndRecord)), None),
         answers=_answers(verdict),
-        gaps=(*_unreported(verdict), *_not_applicable(checks)),
+        gaps=(*_unreported(verdict, nodes), *_not_applicable(checks)),
         trouble=_troubles(checks),
         suites=_suites(checks),
         sources=tuple(sources),
@@ -191,16 +191,27 @@ def _margin(judgement: Judgement) -> str:
     return f"{percent:+.1f} %" if value != limit else "equal"
 
 
-def _unreported(verdict: RunVerdict) -> list[Gap]:
-    if not verdict.not_reported:
-        return []
-    nodes = {node for entry in verdict.not_reported for node in entry.nodes}
-    in_order = [node.node for node in verdict.nodes if node.node in nodes]
-    checks = tuple(
-        f"{entry.check} on {fold(entry.nodes)}" if entry.nodes else entry.check
-        for entry in verdict.not_reported
-    )
-    return [Gap("planned, never reported", fold(in_order) or "the run", checks)]
+def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Gap]:
+    """What never reported, by why: a node that left the run has said so, the rest should have been there."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for entry in verdict.not_reported:
+        for node in entry.nodes or ("",):
+            groups.setdefault(_why_silent(nodes.get(node)), []).append((entry.check, node))
+    order = [node.node for node in verdict.nodes]
+    return [
+        Gap(
+            why,
+            fold(sorted({node for _, node in silent if node}, key=order.index)) or "the run",
+            tuple(f"{check} on {node}" if node else check for check, node in silent),
+        )
+        for why, silent in groups.items()
+    ]
+
+
+def _why_silent(node: NodeRecord | None) -> str:
+    if node is None or node.state == "ready":
+        return "planned, never reported"
+    return f"{node.name} is {node.state}: {node.reason}".rstrip(": ")
 
 
 def _not_applicable(checks: Sequence[Check]) -> list[Gap]:

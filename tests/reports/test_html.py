@@ -263,3 +263,13 @@ def test_a_single_check_links_to_where_it_is_told(drawn: Path) -> None:
     assert place
     assert f'id="{place[1]}"' in text[text.index('<section id="trouble">') :]
     assert alone("gpu01") not in text.split('<section id="gaps">')[0]
+
+
+def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: Path) -> None:
+    gone = NodeRecord("gpu02", "set aside", "its link is slow")
+    partly = making.check(making.PAIR, ["gpu01"])
+    records = [making.run(), making.plan(making.check(making.PAIR)), *making.ready(), gone, partly, making.end()]
+    html.write(tmp_path, records, decide(records))
+    text = (tmp_path / "report.html").read_text()
+    assert "gpu02 is set aside: its link is slow" in text
+    assert "planned, never reported" not in text
