@@ -18,7 +18,7 @@ from thresholds.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
 LARGEST_BYTES = 1 << 20
 HERE = Path(__file__).parent
 TABLE_NAMES = (*TABLES, *LOOSE)
-INHERITED = ("inside",)  # of [hardware]; the rest of it says what the one file is
+INHERITED = ("inside", "shared")  # of [hardware]; the rest of it says what the one file is
 
 
 class Unreadable(Exception):

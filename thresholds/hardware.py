@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from thresholds.peers import Rules
 from thresholds.selectors import Selector
 from thresholds.units import parse_size
 
@@ -61,12 +62,16 @@ class LineRate:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Sizes in bytes: `bandwidth` is recorded, `plateau` (a part of it) and `latency` are judged."""
+    """Sizes in bytes: `bandwidth` is recorded, `plateau` (a part of it) and `latency` are judged.
+
+    Sizes that are judged are measured `tail_iterations` times, because their tails are, and others fewer.
+    """
 
     bandwidth: tuple[int, ...]
     plateau: tuple[int, ...]
     latency: tuple[int, ...]
     iterations: int = 20
+    tail_iterations: int = 20
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class Hardware:
     """A checked hardware file. `judges` says what a file without accelerators honestly judges.
 
     Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
+    `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are held
+    against each other, where the file says something of that.
     `judges_with` names the files with whose nodes its own may share a world. `extends` are the files that it
     builds on, the nearest first; `sha256` is over it and them.
     """
@@ -100,6 +107,7 @@ class Hardware:
     line_rate: LineRate
     sweep: Sweep
     judges: str = ""
+    shared: str = ""
     auto: bool = True
     part: bool = False
     judges_with: tuple[str, ...] = ()
@@ -110,6 +118,7 @@ class Hardware:
     limits: tuple[Limit, ...] = ()
     gaps: tuple[Gap, ...] = ()
     experts: Experts | None = None
+    peers: Rules | None = None
     path: Path | None = None
     sha256: str = ""
 

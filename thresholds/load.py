@@ -10,6 +10,7 @@ from thresholds.extends import Unreadable, contents, shipped, unknown_name
 from thresholds.faults import Fault, HardwareFileError
 from thresholds.hardware import Experts, Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
 from thresholds.parse import Placed, Sections
+from thresholds.peers import Rules
 from thresholds.schema import (
     ExpectSection,
     ExpertsSection,
@@ -18,6 +19,7 @@ from thresholds.schema import (
     LayerSection,
     LimitSection,
     LineRateSection,
+    PeersSection,
     RowSection,
     Section,
     SweepSection,
@@ -155,6 +157,7 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         about=about.about,
         inside=about.inside or "",
         judges=about.judges or "",
+        shared=about.shared or "",
         auto=about.auto,
         part=about.part,
         judges_with=tuple(about.judges_with),
@@ -164,13 +167,26 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         env=sections.loose.env or {},
         absent=sections.loose.absent or {},
         line_rate=_line_rate(about.inside or "", rates),
-        sweep=Sweep(tuple(sweep.bandwidth), tuple(sweep.plateau), tuple(sweep.latency), sweep.iterations),
+        sweep=_sweep(sweep),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
         experts=_experts(sections.tables.get("experts")),
+        peers=_peers(sections.tables.get("peers")),
         path=first.path,
         sha256=sections.family.sha256,
     )
+
+
+def _sweep(section: SweepSection) -> Sweep:
+    sizes = tuple(section.bandwidth), tuple(section.plateau), tuple(section.latency)
+    return Sweep(*sizes, section.iterations, section.tail_iterations or section.iterations)
+
+
+def _peers(section: Section | None) -> Rules | None:
+    if not isinstance(section, PeersSection):
+        return None
+    alone = tuple(section.without_limit or ())
+    return Rules(section.margin, section.margins, section.least, alone, section.source)
 
 
 def _experts(section: Section | None) -> Experts | None:

@@ -3,104 +3,37 @@
 from __future__ import annotations
 
 import datetime
-import re
-from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    field_validator,
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator
+
+from thresholds.fields import (
+    Count,
+    Facts,
+    FileName,
+    Gigabytes,
+    Inside,
+    LowerName,
+    MetricName,
+    MetricNames,
+    Sentence,
+    Share,
+    Size,
+    Sizes,
+    Version,
+    Word,
+    known,
+    of_words,
 )
-
+from thresholds.peers import FEWEST, LEAST
 from thresholds.selectors import READERS, Selector
-from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, METRICS, PATHS, is_finite, parse_size
+from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, PATHS
 
-MOST_GIGABYTES = 100_000
 FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
-
-
-def _known(names: tuple[str, ...]) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"{name!r} is not known; write one of: {', '.join(names)}")
-        return name
-
-    return check
-
-
-def _as_list(raw: object) -> object:
-    return [raw] if isinstance(raw, str) else raw
-
-
-def _rising(sizes: list[int]) -> list[int]:
-    if sorted(set(sizes)) != sizes:
-        raise ValueError("write each size once, the smallest first")
-    return sizes
-
-
-def _of_words(sizes: list[int]) -> list[int]:
-    if any(size % 8 for size in sizes):
-        raise ValueError("write sizes of whole words, multiples of 8B: the payload is 64-bit integers")
-    return sizes
-
-
-def _says_something(text: str) -> str:
-    if len([letter for letter in text if letter.isalnum()]) < 4:
-        raise ValueError(f"{text!r} says nothing; write a sentence, or repository@commit and path")
-    return text
-
-
-def _rate(raw: object) -> float | str:
-    if raw == "measured":
-        return "measured"
-    if not is_finite(raw) or not 0 < raw <= MOST_GIGABYTES:
-        raise ValueError(f'{raw!r} is no line rate; write GB/s (400 Gb/s are 50.0), or "measured"')
-    return float(raw)
-
-
-def _fact(raw: object) -> str | int:
-    if isinstance(raw, bool) or not isinstance(raw, str | int):
-        raise ValueError(f"{raw!r} is no fact to recognise hardware by; write a text or a whole number")
-    return raw
-
-
-def _facts(raw: object) -> tuple[str | int, ...]:
-    found = tuple(_fact(one) for one in (raw if isinstance(raw, list) else [raw]))
-    if not found:
-        raise ValueError("an empty list matches nothing; write a text, a whole number or a list of them")
-    return found
-
-
-def _version(text: str) -> str:
-    if not re.fullmatch(r"(>=)? ?[0-9]+([.][0-9a-z+-]+)*", text):
-        raise ValueError(
-            f'{text!r} is no version; write "570.86.15" for this one, ">=570.86" for it or later'
-        )
-    return text
 
 
 def _reader(name: str) -> PlainValidator:
     return PlainValidator(READERS[name])
-
-
-Sentence = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_says_something)]
-FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
-LowerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
-Size = Annotated[int, PlainValidator(parse_size)]
-Sizes = Annotated[list[Size], Field(min_length=1, max_length=64), AfterValidator(_rising)]
-Gigabytes = Annotated[float, Field(gt=0, le=MOST_GIGABYTES, allow_inf_nan=False)]
-Inside = Annotated[float | str, PlainValidator(_rate)]
-Facts = Annotated[tuple[str | int, ...], PlainValidator(_facts)]
-Version = Annotated[str, Field(max_length=64), AfterValidator(_version)]
-Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+( \S+)*$")]
-Count = Annotated[int, Field(ge=0, le=1_000_000)]
-MetricName = Annotated[str, AfterValidator(_known(tuple(METRICS)))]
-MetricNames = Annotated[list[MetricName], Field(min_length=1), BeforeValidator(_as_list)]
 
 
 class Section(BaseModel):
@@ -110,16 +43,17 @@ class Section(BaseModel):
 
 
 class HardwareSection(Section):
-    """[hardware]: what this file is about; `inside` alone is inherited from the file that it `extends`.
+    """[hardware]: what this file is about; `inside` and `shared` are inherited where it `extends` another.
 
     `part`: it is only there to be extended. `with` names files of other hardware: worlds that have nodes of
-    both are judged by this one.
+    both are judged by this one. `shared` says which other programs run on such machines.
     """
 
     name: FileName
     about: Sentence
-    inside: Annotated[str, AfterValidator(_known(INSIDE_LINKS))] | None = None
+    inside: Annotated[str, AfterValidator(known(INSIDE_LINKS))] | None = None
     judges: Sentence | None = None
+    shared: Sentence | None = None
     auto: bool = True
     part: bool = False
     extends: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -180,13 +114,17 @@ class LineRateSection(Section):
     sharp: bool = False
 
 
+_Iterations = Annotated[int, Field(ge=10, le=10_000)]
+
+
 class SweepSection(Section):
-    """[sweep]: which sizes are measured, and which of them are judged."""
+    """[sweep]: which sizes are measured, which of them are judged, and how often each of these is."""
 
     bandwidth: Sizes
     plateau: Sizes
     latency: Sizes
-    iterations: Annotated[int, Field(ge=10, le=10_000)] = 20
+    iterations: _Iterations = 20
+    tail_iterations: _Iterations | None = None
 
 
 _Length = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -205,7 +143,17 @@ class ExpertsSection(Section):
 
     normal: LayerSection
     low_latency: LayerSection
-    m2n: Annotated[Sizes, AfterValidator(_of_words)]
+    m2n: Annotated[Sizes, AfterValidator(of_words)]
+    source: Sentence
+
+
+class PeersSection(Section):
+    """[peers]: by how much a node or device may lie behind its equals; see thresholds/peers.py."""
+
+    margin: Share | None = None
+    margins: dict[MetricName, Share] = {}
+    least: Annotated[int, Field(ge=FEWEST, le=1_000_000)] = LEAST
+    without_limit: MetricNames | None = None
     source: Sentence
 
 
@@ -256,7 +204,7 @@ class Loose(Section):
     env: _Env | None = None
 
     absent: (
-        dict[Annotated[str, AfterValidator(_known((*PATHS, *COLLECTIVES, *ARITHMETIC)))], Sentence] | None
+        dict[Annotated[str, AfterValidator(known((*PATHS, *COLLECTIVES, *ARITHMETIC)))], Sentence] | None
     ) = None
 
     @field_validator("match")
@@ -277,6 +225,7 @@ TABLES: dict[str, type[Section]] = {
     "line_rate": LineRateSection,
     "sweep": SweepSection,
     "experts": ExpertsSection,
+    "peers": PeersSection,
 }
 ROWS: dict[str, type[RowSection]] = {"limit": LimitSection, "gap": GapSection}
 LOOSE = tuple(Loose.model_fields)

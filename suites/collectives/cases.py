@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fixtures.plan import Case
 
@@ -26,8 +27,9 @@ def exact(collectives: Iterable[str], dtypes: Iterable[str], ops: Iterable[str] 
 
 
 def sweep(collectives: Iterable[str], weight: float = 1.0) -> list[Case]:
-    """List the cases that time a collective over many sizes."""
-    return [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
+    """List the cases that time a collective over many sizes; a node is held against its equals too."""
+    cases = [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
+    return [replace(one, compared=True) for one in cases]
 
 
 def case(step: str, collective: str, dtype: str, op: str = "sum", weight: float = 1.0) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures import device_data, devices
+from fixtures import device_data, devices, peers
 from fixtures.check import Check
 from fixtures.plan import INSIDE, NODE, Case, over
 from thresholds.units import ARITHMETIC
@@ -10,7 +10,8 @@ from thresholds.units import ARITHMETIC
 # What models are trained in: their rates must have a limit. The others are judged where a file has a row.
 TRAINED_IN = ("fp16", "bf16")
 MATMUL = [
-    Case("nodes.matmul", (dtype,), {"dtype": dtype}, {"dtype": dtype}, weight=2.0) for dtype in ARITHMETIC
+    Case("nodes.matmul", (dtype,), {"dtype": dtype}, {"dtype": dtype}, weight=2.0, compared=True)
+    for dtype in ARITHMETIC
 ]
 TRAINED = [case for case in MATMUL if case.parameters["dtype"] in TRAINED_IN]
 OTHERS = [case for case in MATMUL if case not in TRAINED]
@@ -28,21 +29,24 @@ SIZES = {
         "length": 2048,
     },
 }
-TRAINING = [Case("nodes.training", (), {"sizes": SIZES, "steps": 20}, weight=4.0)]
+TRAINING = [Case("nodes.training", (), {"sizes": SIZES, "steps": 20}, weight=4.0, compared=True)]
 
 
 @over(TRAINED, NODE, metrics=("tflops",))
 def test_matrix_products_hold_their_floor(check: Check) -> None:
-    """Operations per second of each device, all at once and alone: the slowest must hold the floor."""
+    """Operations per second of each device, all at once and alone: the slowest must hold the floor.
+
+    None may lie far behind its equals either.
+    """
     check.measure_step()
-    check.judge_by(device_data.right("products"), devices.figures)
+    check.judge_by(device_data.right("products"), devices.figures, beside=peers.of_devices)
 
 
 @over(OTHERS, NODE)
 def test_other_matrix_products_are_right(check: Check) -> None:
     """The same in other dtypes: exact, and as fast as the hardware file says where it says something."""
     check.measure_step()
-    check.judge_by(device_data.right("products"), devices.figures)
+    check.judge_by(device_data.right("products"), devices.figures, beside=peers.of_devices)
 
 
 @over(SLOPE, NODE)
@@ -63,4 +67,4 @@ def test_computing_beside_communication_stays_right(check: Check) -> None:
 def test_a_model_learns(check: Check) -> None:
     """The loss of a transformer falls, and the share of the device that training uses is on record."""
     check.measure_step()
-    check.judge_by(device_data.learning, devices.figures)
+    check.judge_by(device_data.learning, devices.figures, beside=peers.of_devices)

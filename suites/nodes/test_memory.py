@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fixtures import device_data, devices
+from fixtures import device_data, devices, peers
 from fixtures.check import Check
 from fixtures.plan import NODE, Case, over
 
-MEMORY = [Case("nodes.memory", weight=2.0)]
+MEMORY = [Case("nodes.memory", weight=2.0, compared=True)]
 PATTERN = [Case("nodes.pattern", weight=2.0)]
 
 
@@ -14,7 +14,7 @@ PATTERN = [Case("nodes.pattern", weight=2.0)]
 def test_memory_holds_its_floor(check: Check) -> None:
     """Copy and triad of each device, all at once and alone."""
     check.measure_step()
-    check.judge_by(device_data.right("copies and sums"), devices.figures)
+    check.judge_by(device_data.right("copies and sums"), devices.figures, beside=peers.of_devices)
 
 
 @over(PATTERN, NODE)

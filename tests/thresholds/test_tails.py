@@ -1,0 +1,70 @@
+"""Ceilings on slow iterations see a fault that comes and goes, and leave a healthy cluster alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.thresholds.files import GOOD, changed, faults, loaded
+from thresholds.extends import shipped
+from thresholds.load import load
+from thresholds.metrics import bandwidth, slow_fraction
+from thresholds.tails import fails
+
+SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
+SWEEP = 'latency = ["16KiB"]\n'
+
+
+@given(st.integers(10, 300), st.floats(0, 0.9), st.floats(0, 1))
+def test_it_is_a_probability_that_grows_with_the_rate(samples: int, ceiling: float, rate: float) -> None:
+    assert 0 <= fails(samples, ceiling, rate) <= 1
+    assert fails(samples, ceiling, rate / 2) <= fails(samples, ceiling, rate) + 1e-9
+
+
+@pytest.mark.parametrize(("samples", "ceiling"), [(20, 0.1), (100, 0.05)])
+def test_it_is_how_often_samples_are_over_the_ceiling(samples: int, ceiling: float) -> None:
+    draw, trials = random.Random(7), 3000  # noqa: S311 - the same every time
+    over = 0
+    for _ in range(trials):
+        seconds = [1 / 0.75 if draw.random() < SLOW else draw.gauss(1.0, 0.02) for _ in range(samples)]
+        over += slow_fraction(seconds) > ceiling
+    assert over / trials == pytest.approx(fails(samples, ceiling, SLOW), abs=0.03)
+
+
+def test_twenty_iterations_do_not_see_what_a_hundred_do() -> None:
+    assert fails(20, 0.1, SLOW) < 0.35
+    assert fails(100, 0.05, SLOW) > 0.94
+    assert fails(100, 0.05, ONCE) < 0.001
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name: str) -> None:
+    file = load(shipped()[name])
+    rows = [row for row in file.limits if "slow_fraction" in row.metrics]
+    if file.part or file.inside == "memory":
+        return
+    assert rows, f"{name} has no ceiling on slow iterations"
+    for row in rows:
+        samples = file.sweep.tail_iterations
+        assert row.min_samples <= samples, row.where
+        assert fails(samples, row.value, SLOW) > 0.9, row.where
+        assert fails(samples, row.value, ONCE) < 0.001, row.where
+
+
+@pytest.mark.parametrize("deep", [0.75, 0.5])
+def test_the_median_passes_where_the_tail_fails(deep: float) -> None:
+    seconds = [1 / deep if index % 10 == 3 else 1.0 for index in range(100)]
+    figures = bandwidth("all_reduce", 2, 10**9, seconds)
+    assert figures["busbw"] == pytest.approx(bandwidth("all_reduce", 2, 10**9, [1.0] * 100)["busbw"])
+    assert figures["slow_fraction"] == pytest.approx(0.1)
+
+
+def test_sizes_that_are_judged_may_be_measured_more_often() -> None:
+    assert (loaded().sweep.iterations, loaded().sweep.tail_iterations) == (20, 20)
+    assert loaded(changed(SWEEP, SWEEP + "iterations = 30\n")).sweep.tail_iterations == 30
+    assert loaded(changed(SWEEP, SWEEP + "tail_iterations = 100\n")).sweep.tail_iterations == 100
+    assert faults(changed(SWEEP, SWEEP + "tail_iterations = 9\n"))
+    assert GOOD.count(SWEEP) == 1

@@ -1,0 +1,92 @@
+"""What one key of a hardware file may hold; each refusal says what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+
+from thresholds.units import METRICS, is_finite, parse_size
+
+MOST_GIGABYTES = 100_000
+
+
+def known(names: tuple[str, ...]) -> Callable[[str], str]:
+    """Refuse every name but these."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"{name!r} is not known; write one of: {', '.join(names)}")
+        return name
+
+    return check
+
+
+def _as_list(raw: object) -> object:
+    return [raw] if isinstance(raw, str) else raw
+
+
+def _rising(sizes: list[int]) -> list[int]:
+    if sorted(set(sizes)) != sizes:
+        raise ValueError("write each size once, the smallest first")
+    return sizes
+
+
+def of_words(sizes: list[int]) -> list[int]:
+    """Refuse sizes that no whole number of the payload's words has."""
+    if any(size % 8 for size in sizes):
+        raise ValueError("write sizes of whole words, multiples of 8B: the payload is 64-bit integers")
+    return sizes
+
+
+def _says_something(text: str) -> str:
+    if len([letter for letter in text if letter.isalnum()]) < 4:
+        raise ValueError(f"{text!r} says nothing; write a sentence, or repository@commit and path")
+    return text
+
+
+def _rate(raw: object) -> float | str:
+    if raw == "measured":
+        return "measured"
+    if not is_finite(raw) or not 0 < raw <= MOST_GIGABYTES:
+        raise ValueError(f'{raw!r} is no line rate; write GB/s (400 Gb/s are 50.0), or "measured"')
+    return float(raw)
+
+
+def _fact(raw: object) -> str | int:
+    if isinstance(raw, bool) or not isinstance(raw, str | int):
+        raise ValueError(f"{raw!r} is no fact to recognise hardware by; write a text or a whole number")
+    return raw
+
+
+def _facts(raw: object) -> tuple[str | int, ...]:
+    found = tuple(_fact(one) for one in (raw if isinstance(raw, list) else [raw]))
+    if not found:
+        raise ValueError("an empty list matches nothing; write a text, a whole number or a list of them")
+    return found
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"(>=)? ?[0-9]+([.][0-9a-z+-]+)*", text):
+        raise ValueError(
+            f'{text!r} is no version; write "570.86.15" for this one, ">=570.86" for it or later'
+        )
+    return text
+
+
+Sentence = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_says_something)]
+FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
+LowerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+Size = Annotated[int, PlainValidator(parse_size)]
+Sizes = Annotated[list[Size], Field(min_length=1, max_length=64), AfterValidator(_rising)]
+Gigabytes = Annotated[float, Field(gt=0, le=MOST_GIGABYTES, allow_inf_nan=False)]
+Inside = Annotated[float | str, PlainValidator(_rate)]
+Facts = Annotated[tuple[str | int, ...], PlainValidator(_facts)]
+Version = Annotated[str, Field(max_length=64), AfterValidator(_version)]
+Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+( \S+)*$")]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+MetricName = Annotated[str, AfterValidator(known(tuple(METRICS)))]
+Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+MetricNames = Annotated[list[MetricName], Field(min_length=1), BeforeValidator(_as_list)]

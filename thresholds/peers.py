@@ -1,0 +1,95 @@
+"""Whether one of many equals is an outlier among them: far outside their spread, and by more than a margin.
+
+The spread is the median absolute deviation (MAD) from the median, and the modified z of a value x is
+0.6745 (x - median) / MAD; beyond 3.5 it is an outlier (B. Iglewicz, D. Hoaglin, "How to Detect and Handle
+Outliers", 1993). Alone that convicts one in four healthy clusters of a thousand nodes, and where nearly all
+are equal the smallest difference: so it must also lie a margin of the median behind. Of values of which half
+or more are bad nothing is seen, and few values have no spread: absolute limits are for those.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+CUT = 3.5
+_SCALE = 0.6745  # the MAD of a normal distribution, in standard deviations
+LEAST = 6  # values, the judged one among them: two bad ones of four hide each other
+FEWEST = 4  # below which a file cannot set that
+MARGIN = 0.05
+# Wider where equal parts differ: devices of one model by 8 % in products (P. Sinha et al., "Not All GPUs Are
+# Created Equal", SC 2022), copies by 5 to 10 % from run to run (NVIDIA/cuda-samples#449), and an interrupt
+# is a large part of a small message.
+MARGINS: Mapping[str, float] = {
+    "tflops": 0.10,
+    "mfu": 0.10,
+    "host_to_device": 0.10,
+    "device_to_host": 0.10,
+    "peer_to_peer": 0.10,
+    "latency": 0.30,
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What [peers] of a hardware file asks: a margin for all metrics or for single ones, and how many values.
+
+    `without_limit` names metrics that are judged by their peers though no row limits them.
+    """
+
+    margin: float | None = None
+    margins: Mapping[str, float] = field(default_factory=dict)
+    least: int = LEAST
+    without_limit: tuple[str, ...] = ()
+    source: str = "the default margins of thresholds/peers.py"
+
+    def margin_of(self, metric: str) -> float:
+        """The share of the median by which an outlier in this metric is behind, at least."""
+        default = MARGINS.get(metric, MARGIN) if self.margin is None else self.margin
+        return self.margins.get(metric, default)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One value among its peers, itself included.
+
+    `behind` is the share of the median's speed that it lacks, below 0 if it is faster; `z` is above 0 where
+    it is worse.
+    """
+
+    value: float
+    median: float
+    z: float
+    behind: float
+    peers: int
+
+    def outlier(self, margin: float) -> bool:
+        """Whether both hold: outside the spread, and a margin behind."""
+        return self.z > CUT and self.behind > margin
+
+
+def standing(value: float, everyone: Sequence[float], *, more_is_better: bool) -> Standing:
+    """Where a value stands among everyone's, of which it is one; all are above 0."""
+    middle = statistics.median(everyone)
+    spread = statistics.median(abs(other - middle) for other in everyone)
+    worse = middle - value if more_is_better else value - middle
+    return Standing(
+        value=value,
+        median=middle,
+        z=_ratio(_SCALE * worse, spread),
+        behind=behind(value, middle, more_is_better=more_is_better),
+        peers=len(everyone),
+    )
+
+
+def behind(value: float, median: float, *, more_is_better: bool) -> float:
+    """The share of the median's speed that a value lacks; of times, of their inverse."""
+    return 1.0 - (value / median if more_is_better else median / value)
+
+
+def _ratio(over: float, under: float) -> float:
+    if under:
+        return over / under
+    return math.copysign(math.inf, over) if over else 0.0
