@@ -1,0 +1,85 @@
+"""Nodes that exist only as a list of their faults: a tester that answers by throwing dice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from fixtures.blame.belief import Part
+from fixtures.blame.model import Reading, Trial, Way
+
+ALWAYS = 1.0
+Pair = tuple[str, str]
+
+
+def named(count: int) -> list[str]:
+    """Return n00, n01, ..."""
+    return [f"n{number:02d}" for number in range(count)]
+
+
+@dataclass
+class World:
+    """What is bad, how often that shows and how often good things seem bad; and who was asked what.
+
+    `links` are nodes that are bad whenever they send or receive, `parts` and `ways` are bad alone;
+    `groups` says whether the case itself fails on a group.
+    """
+
+    seed: int = 0
+    links: Collection[str] = ()
+    parts: Collection[Part] = ()
+    ways: Collection[Way] = ()
+    alone_bad: Collection[str] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)  # nodes of which nothing is learned, and why
+    case: Callable[[tuple[str, ...]], bool] = lambda group: False
+    shows: float = ALWAYS
+    false_alarm: float = 0.0
+    rails: int = 1
+    readings: int = 0
+    asked: list[list[tuple[str, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)  # noqa: S311 - a simulation
+        self._links, self._parts, self._ways = set(self.links), set(self.parts), set(self.ways)
+
+    def alone(self, nodes: Sequence[str]) -> list[Trial]:
+        """Try every node by itself."""
+        return [
+            self._trial((node,), [(Way(node, node), node in self.alone_bad)]) for node in self._ask(nodes)
+        ]
+
+    def pairs(self, pairs: Sequence[Pair]) -> list[Trial]:
+        """Try every pair, in both directions and on every rail."""
+        self.asked.append(list(pairs))
+        return [self._trial(pair, [(way, self._bad(way)) for way in self._between(pair)]) for pair in pairs]
+
+    def groups(self, groups: Sequence[tuple[str, ...]]) -> list[Trial]:
+        """Try the case on every group."""
+        self.asked.append(list(groups))
+        return [self._trial(group, [(Way(group[0], group[-1]), self.case(group))]) for group in groups]
+
+    def _ask(self, nodes: Sequence[str]) -> Sequence[str]:
+        self.asked.append([(node,) for node in nodes])
+        return nodes
+
+    def _between(self, pair: Pair) -> list[Way]:
+        one, other = pair
+        return [way for rail in range(self.rails) for way in (Way(one, other, rail), Way(other, one, rail))]
+
+    def _bad(self, way: Way) -> bool:
+        if way.source in self._links or way.destination in self._links or way in self._ways:
+            return True
+        ends = (Part(way.source, True, way.rail), Part(way.destination, False, way.rail))
+        return bool(self._parts) and not self._parts.isdisjoint(ends)
+
+    def _trial(self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool]]) -> Trial:
+        why = next((self.lost[node] for node in group if node in self.lost), "")
+        if why:
+            return Trial(group, (), why)
+        self.readings += len(ways)
+        return Trial(group, tuple(Reading(way, self._seems(bad)) for way, bad in ways))
+
+    def _seems(self, bad: bool) -> bool:
+        chance = self.shows if bad else self.false_alarm
+        return chance >= ALWAYS or (chance > 0 and self._random.random() < chance)
