@@ -15,11 +15,12 @@ The root of iteration t is rank t mod n.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fixtures.remote import timing
+from fixtures.remote import link_probe, timing
 from fixtures.remote import transport as ports
 from fixtures.remote.barriers import Exchange, refuse_alone
 from fixtures.remote.collectives import Collective, exchange
@@ -58,8 +59,10 @@ def sweep(
     iterations: int,
     budget_s: float,
     copy: bool,
+    judged: Sequence[int] = (),
+    judged_iterations: int = 0,
 ) -> dict[str, Any]:
-    """Time `iterations` of each size one by one, then compare the last of them.
+    """Time `iterations` of each size (or `judged_iterations`) one by one, then compare the last of them.
 
     What is left of `budget_s` is shared evenly among the sizes that are left, so small sizes leave theirs to
     large ones. `copy` measures this rank's memory copy rate as well.
@@ -73,11 +76,19 @@ def sweep(
         spent_s = timing.agree(ctx, time.perf_counter() - began)
         share_s = (budget_s - spent_s) / (len(sizes) - number)
         work = exchange(ctx, collective, dtype, op, count, size_bytes=size)
-        samples = timing.measure(ctx, work, iterations, share_s, str(size))
+        repeats = judged_iterations if size in judged else iterations
+        samples = timing.measure(ctx, work, repeats, share_s, str(size))
         ctx.progress.phase(f"check {size}")
         for i in range(samples.last - work.kept + 1, samples.last + 1):
             _keep(wrong, work.check(i))
-        measured.append({"size_bytes": size, "seconds": samples.seconds, "warmup": samples.warmup})
+        measured.append(
+            {
+                "size_bytes": size,
+                "seconds": samples.seconds,
+                "warmup": samples.warmup,
+                "waited": samples.waited,
+            }
+        )
         del work  # its buffers go before the next are made
     rate = timing.copy_rate(ctx) if copy else None
     return {"sizes": measured, "wrong": wrong, "copy_gigabytes_per_s": rate}
@@ -136,6 +147,12 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
         _keep(wrong, work.check(0))
     used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))
     return {"transport": used, "wrong": wrong}
+
+
+@step
+def link(ctx: Context, *, size_bytes: int, iterations: int, lead: int, round_trips: int) -> dict[str, Any]:
+    """Try both ways between two nodes, one after the other, every rank with its partner on the other node."""
+    return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips)
 
 
 def _counts(collective: str, ranks: int, dtype: str, sizes: list[int]) -> list[int]:

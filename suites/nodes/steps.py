@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fixtures.remote import timing
+from fixtures.remote.compare import MOST_REPORTED
 from fixtures.remote.compute import lasting, links, pcie, together
 from fixtures.remote.compute import matmul as products
 from fixtures.remote.compute import memory as arrays
@@ -106,3 +107,17 @@ def slope(ctx: Context, *, seconds: dict[str, float]) -> dict[str, Any]:
 def training(ctx: Context, *, sizes: dict[str, dict[str, int]], steps: int) -> dict[str, Any]:
     """Train a transformer of a size, by kind of device: the losses, and the share of the device it uses."""
     return trained.measured(ctx, sizes[ctx.device.type], steps)
+
+
+@step
+def probe(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
+    """Multiply, copy and repeat for a moment, so that a node can be compared with others of its kind."""
+    multiplied, wrong = products.measured(ctx, products.half(ctx.device))
+    copied, spoiled = arrays.bandwidth(ctx)
+    same = again.repeated(ctx, repeats[ctx.device.type])
+    return {
+        "series": multiplied + copied,
+        "digests": same["digests"],
+        "kind": kind_of(ctx.device),
+        "wrong": (wrong + spoiled + same["wrong"])[:MOST_REPORTED],
+    }

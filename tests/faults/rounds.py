@@ -1,0 +1,151 @@
+"""Rounds of a search over the links of a lab: a controller that makes one after another, and the hand on it.
+
+python -m tests.faults.rounds HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON     reads and writes a JSON object per line
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fixtures.blame.links import Links
+from fixtures.blame.model import Reading, Trial, Way
+from fixtures.blame.rounds import circle
+from fixtures.cluster import Cluster, Settings
+from fixtures.hosts import read
+from fixtures.measure import CaseRequest, World
+from fixtures.plan import NETWORK, Case, Planned
+from fixtures.target import Target
+from tests.lab import Lab
+from tests.lab.handle import end
+from thresholds.load import load
+
+HARDWARE = Path(__file__).parents[2] / "thresholds" / "lab-200mbit.toml"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round showed, and what it cost."""
+
+    trials: tuple[Trial, ...]
+    seconds: float
+
+    @property
+    def bad(self) -> set[tuple[str, str]]:
+        """The ways that were bad, as (source, destination)."""
+        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if r.bad}
+
+    @property
+    def good(self) -> set[tuple[str, str]]:
+        """The ways that were good."""
+        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if not r.bad}
+
+    @property
+    def unknown(self) -> list[str]:
+        """Why nothing was learned of a group."""
+        return [trial.unknown for trial in self.trials if trial.unknown]
+
+    @property
+    def sentences(self) -> list[str]:
+        """What is said of the bad ways."""
+        return [r.sentence for t in self.trials for r in t.readings if r.bad]
+
+
+class Rounds:
+    """The hand on a controller that is at work in a lab."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def pairs(self, *pairs: tuple[str, str]) -> Round:
+        """Try these pairs at once."""
+        return self._ask("pairs", pairs)
+
+    def alone(self, *nodes: str) -> Round:
+        """Try these nodes by themselves."""
+        return self._ask("alone", nodes)
+
+    def _ask(self, call: str, groups: Sequence[Any]) -> Round:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"call": call, "groups": groups}) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return Round(tuple(_trial(said) for said in answer["trials"]), answer["seconds"])
+
+
+def _trial(said: dict[str, Any]) -> Trial:
+    readings = (Reading(Way(**one["way"]), one["bad"], one["sentence"]) for one in said["readings"])
+    return Trial(tuple(said["group"]), tuple(readings), said["unknown"])
+
+
+@contextlib.contextmanager
+def rounds(lab: Lab) -> Iterator[Rounds]:
+    """Open the lab's nodes, lend rounds in one job, and leave the nodes clean."""
+    options = lab.suite_arguments()[1::2]
+    argv = [sys.executable, "-m", "tests.faults.rounds", *options]
+    pipe = subprocess.PIPE
+    process = lab.popen(argv, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2])
+    try:
+        yield Rounds(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+    finally:
+        end(process)
+
+
+def schedule(nodes: Sequence[str], count: int) -> list[list[tuple[str, str]]]:
+    """Give so many rounds of disjoint pairs."""
+    return list(itertools.islice(itertools.cycle(circle(nodes)), count))
+
+
+# the controller
+
+
+def _answer(links: Links, asked: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    groups = asked["groups"]
+    alone = asked["call"] == "alone"
+    trials = links.alone(groups) if alone else links.pairs([(first, second) for first, second in groups])
+    return {"seconds": time.monotonic() - began, "trials": [asdict(trial) for trial in trials]}
+
+
+def main(arguments: list[str]) -> None:
+    """Open the cluster, answer until the input ends, leave it clean."""
+    hosts, ssh_config, known_hosts, python = arguments
+    with tempfile.TemporaryDirectory() as logs:
+        settings = Settings(
+            run_id="rounds",
+            logs=Path(logs),
+            ssh_config=Path(ssh_config),
+            known_hosts=Path(known_hosts),
+            remote_python=python,
+        )
+        cluster = Cluster(
+            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
+        )
+        try:
+            cluster.open()
+            names = tuple(cluster.nodes)
+            ranks = {name: node.ranks for name, node in cluster.nodes.items()}
+            planned = Planned(Case("collectives.sweep"), NETWORK, names, "rounds", ())
+            links = Links(cluster.run, Target(planned, ranks, load(HARDWARE), "gloo", {}))
+            cluster.run([CaseRequest("nodes.present", World((name,)), {}, 60.0) for name in names])
+            for line in sys.stdin:
+                print(json.dumps(_answer(links, json.loads(line))), flush=True)
+        finally:
+            cluster.close("the rounds are over")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,155 @@
+"""Rounds over shaped links: the ways that are bad are found bad in every round, and no other ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.rounds import Round, Rounds, rounds, schedule
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+Ways = set[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab.up(nodes=4, rate="200mbit") as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def tried(lab: Lab) -> Iterator[Rounds]:
+    """One controller for all tests, so that its memory of healthy links meets every fault."""
+    with rounds(lab) as opened:
+        yield opened
+
+
+def all_ways(found: Round) -> Ways:
+    return {ends for trial in found.trials for ends in (trial.group, trial.group[::-1]) if len(ends) == 2}
+
+
+def holds(found: Round, bad: Ways) -> None:
+    """Exactly these of the round's ways are bad, and all others are good."""
+    assert (found.bad, found.unknown) == (bad & all_ways(found), []), found.sentences
+    assert found.good == all_ways(found) - bad
+
+
+@pytest.mark.parametrize("hogs", [0, 2])
+def test_a_healthy_lab_has_no_bad_way_in_ten_rounds(lab: Lab, tried: Rounds, hogs: int) -> None:
+    lab.hog("n02", hogs)
+    try:
+        for pairs in schedule(lab.nodes, 10):
+            holds(tried.pairs(*pairs), set())
+        for _ in range(10):
+            assert tried.alone(*lab.nodes).bad == set()
+    finally:
+        lab.unhog("n02")
+
+
+@pytest.mark.parametrize(
+    ("direction", "sends", "receives"), [("both", True, True), ("tx", True, False), ("rx", False, True)]
+)
+def test_a_node_that_is_a_tenth_slower_is_bad_in_its_direction_and_nobody_else_is(
+    lab: Lab, tried: Rounds, direction: str, sends: bool, receives: bool
+) -> None:
+    lab.shape("n03", "180mbit", direction)  # type: ignore[arg-type]
+    try:
+        others = [node for node in lab.nodes if node != "n03"]
+        slow = {("n03", node) for node in others if sends} | {(node, "n03") for node in others if receives}
+        for pairs in schedule(lab.nodes, 4):
+            found = tried.pairs(*pairs)
+            holds(found, slow)
+            assert all("MB/s where the others have 24." in sentence for sentence in found.sentences)
+    finally:
+        lab.heal("n03")
+
+
+def test_a_way_that_is_many_times_slower_is_still_one_way(lab: Lab, tried: Rounds) -> None:
+    lab.shape("n02", "30mbit", "tx")
+    try:
+        for pairs in schedule(lab.nodes, 2):
+            holds(tried.pairs(*pairs), {("n02", node) for node in lab.nodes})
+    finally:
+        lab.heal("n02")
+
+
+def test_a_cable_that_comes_loose_now_and_then_is_seen_with_more_than_one_partner(
+    lab: Lab, tried: Rounds
+) -> None:
+    lab.flap("n03", 0.2, 1.0)
+    try:
+        seen = [tried.pairs(*pairs).bad for pairs in schedule(lab.nodes, 6)]
+    finally:
+        lab.unflap("n03")
+        lab.heal("n03")
+    assert all("n03" in ends for bad in seen for ends in bad)
+    assert len({frozenset(ends) for bad in seen for ends in bad}) > 1
+
+
+def test_one_path_that_is_slow_is_one_way(lab: Lab, tried: Rounds) -> None:
+    lab.shape_path("n02", "n04", "160mbit")
+    try:
+        for pairs in schedule(lab.nodes, 3):
+            holds(tried.pairs(*pairs), {("n02", "n04")})
+    finally:
+        lab.heal("n02")
+
+
+def test_two_nodes_of_four_that_are_slow_at_once(lab: Lab, tried: Rounds) -> None:
+    for node in ("n01", "n04"):
+        lab.shape(node, "180mbit")
+    try:
+        slow = {(a, b) for a in lab.nodes for b in lab.nodes if a != b and {a, b} & {"n01", "n04"}}
+        for pairs in schedule(lab.nodes, 3):
+            holds(tried.pairs(*pairs), slow)
+    finally:
+        for node in ("n01", "n04"):
+            lab.heal(node)
+
+
+def test_a_pair_that_reaches_each_other_no_more_is_bad_and_the_others_are_good(
+    lab: Lab, tried: Rounds
+) -> None:
+    lab.blackhole("n02", "n03")
+    try:
+        found = tried.pairs(("n02", "n03"), ("n01", "n04"))
+        holds(found, {("n02", "n03"), ("n03", "n02")})
+        assert found.seconds < 25
+        holds(tried.pairs(("n01", "n03"), ("n02", "n04")), set())
+    finally:
+        lab.heal("n02")
+
+
+def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried: Rounds) -> None:
+    """Small messages pass both ways, and large ones from n02 do not."""
+    lab.mtu("n02", 9000)
+    lab.mtu("n03", 9000)  # so that the two agree on large packets, which the switch between them drops
+    try:
+        found = tried.pairs(("n02", "n03"), ("n01", "n04"))
+        assert ("n02", "n03") in found.bad
+        assert found.bad <= {("n02", "n03"), ("n03", "n02")}
+        assert {("n01", "n04"), ("n04", "n01")} <= found.good
+    finally:
+        lab.heal("n02")
+        lab.heal("n03")
+
+
+def test_ranks_that_share_a_nic_are_one_way() -> None:
+    with Lab.up(nodes=4, rate="200mbit", slots=2) as lab, rounds(lab) as tried:
+        lab.shape("n03", "180mbit", "tx")
+        for pairs in schedule(lab.nodes, 3):
+            found = tried.pairs(*pairs)
+            holds(found, {("n03", node) for node in lab.nodes})
+            assert {reading.way.rail for trial in found.trials for reading in trial.readings} == {0}
+
+
+def test_nobody_is_called_good_for_being_as_slow_as_its_only_partner() -> None:
+    """With two nodes there are no others: the hardware file says what a way must do."""
+    with Lab.up(nodes=2, rate="200mbit") as lab, rounds(lab) as tried:
+        holds(tried.pairs(("n01", "n02")), set())
+        lab.shape("n02", "180mbit")
+        holds(tried.pairs(("n01", "n02")), {("n01", "n02"), ("n02", "n01")})
+        lab.shape("n02", "200mbit", "rx")
+        holds(tried.pairs(("n01", "n02")), {("n02", "n01")})
