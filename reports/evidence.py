@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from reports.ledger import Ledger, convictions
+from reports.ledger import Ledger, convictions, last_word
 from reports.record import (
     BlameKind,
     CheckRecord,
@@ -17,6 +17,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from reports.selfcheck import distrust
 
 # pytest's exit statuses after which its session was complete: all passed, some failed, nothing collected.
 _COMPLETE = frozenset({0, 1, 5})
@@ -28,11 +29,12 @@ class Weight(IntEnum):
     CORRUPTION = 0
     CONVICTED = 1
     NOT_READY = 2
-    FAILED = 3
-    UNCHECKED = 4
-    FAULT = 5
-    RUN = 6
-    NOT_REPORTED = 7
+    UNTRUSTED = 3
+    FAILED = 4
+    UNCHECKED = 5
+    FAULT = 6
+    RUN = 7
+    NOT_REPORTED = 8
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,16 @@ class Finding:
 
 
 def collect(records: Sequence[Record], ledger: Ledger, everyone: Sequence[str]) -> list[Finding]:
-    """Everything in the records that speaks against any of the nodes."""
+    """Everything in the records that speaks against any of the nodes.
+
+    A suite that failed its self-check convicts nobody: what it blames may be as wrong as what it passes.
+    """
     checks = [record for record in records if isinstance(record, CheckRecord)]
+    untrusted = distrust(records, ledger)
     return [
-        *(finding for check in checks for finding in _convicted(check)),
+        *(finding for check in checks if not untrusted for finding in _convicted(check)),
         *_not_ready(records, everyone),
+        *(Finding(node, Weight.UNTRUSTED, untrusted) for node in everyone if untrusted),
         *(finding for check in ledger.sound for finding in _not_passed(check, everyone)),
         *_faulty(ledger, everyone),
         *_silent(ledger, everyone),
@@ -68,11 +75,11 @@ def _convicted(check: CheckRecord) -> Iterator[Finding]:
 
 def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Finding]:
     """A failed or unchecked check proves nothing about those of its nodes that it does not convict."""
-    if check.outcome not in (Outcome.FAIL, Outcome.UNCHECKED):
-        return
-    weight = Weight.FAILED if check.outcome is Outcome.FAIL else Weight.UNCHECKED
     for node in check.nodes or everyone:
-        yield Finding(node, weight, f"{check.name}: {check.reason}", check.id)
+        said = last_word(check, node)
+        if said.outcome in (Outcome.FAIL, Outcome.UNCHECKED):
+            weight = Weight.FAILED if said.outcome is Outcome.FAIL else Weight.UNCHECKED
+            yield Finding(node, weight, f"{check.name}: {said.reason}", check.id)
 
 
 def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[Finding]:
@@ -108,6 +115,8 @@ def run_level(records: Sequence[Record], ledger: Ledger) -> Iterator[str]:
     """Why this run can accept nobody, one sentence each; nothing when it can."""
     if cut := cut_short(records):
         yield f"the run was cut short ({cut})"
+    if untrusted := distrust(records, ledger):
+        yield untrusted
     run = head(records)
     if run and run.selection:
         yield f"a selection accepts nobody ({run.selection})"

@@ -173,11 +173,20 @@ def records(
     planned: int = 1,
     kind: Outcome | None = None,
 ) -> list[Record]:
-    """A run of one check on one node."""
+    """A run of one check on one node, after its self-check."""
     check = "suites/nodes/test_a.py::test_a[n01]"
     run = RunRecord("r", "2026-01-01T00:00:00+00:00", "me", ("pytest",), "full", "lab", {"n01": "n01"})
     ready = NodeRecord("n01", "ready", hardware="lab")
-    plan = PlanRecord((PlannedCheck(check, ("n01",)),)[:planned])
+    control = CheckRecord(
+        "suites/selfcheck/test_a.py::test_a",
+        "suites.selfcheck.test_a",
+        "test_a",
+        (),
+        Outcome.PASS,
+        recorded={"planted": []},
+    )
+    own, asked = PlannedCheck(control.id, ()), PlannedCheck(check, ("n01",))
+    plan = PlanRecord((own, asked) if planned else ())
     judged = Judgement(
         "wrong", outcome or Outcome.PASS, "it is as it is", value=0.0, limit="max", limit_value=0.0
     )
@@ -185,7 +194,7 @@ def records(
         check, "suites.nodes.test_a", "test_a[n01]", ("n01",), outcome or Outcome.PASS, "so", "", (judged,)
     )
     end = EndRecord("2026-01-01T00:00:01+00:00", 1.0, pytest_status, cut_short)
-    return [run, plan, ready, *([done] if outcome else []), end]
+    return [run, plan, ready, *([control, done] if outcome else []), end]
 
 
 @pytest.mark.parametrize(

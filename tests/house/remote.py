@@ -107,9 +107,9 @@ def _faults(path: Path, function: ast.FunctionDef) -> Iterator[str]:
 def _used(root: Path) -> Iterator[tuple[str, str]]:
     folders = {path.parent.name for path in sources(root, "suites") if path.name == "steps.py"}
     pattern = re.compile(rf"(?:{'|'.join(sorted(folders))})\.[a-z_0-9]+") if folders else re.compile(r"(?!)")
-    for path in sources(root, "suites"):
-        if path.name == "steps.py":
-            continue
+    for path in sources(root, "suites", "fixtures"):
+        if is_remote(path) or (path.parts[0] == "fixtures" and path.parts[1] != "blame"):
+            continue  # beside the tests, only a search asks for steps
         for node in ast.walk(parsed(root / path)):
             if (
                 isinstance(node, ast.Constant)

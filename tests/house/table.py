@@ -19,9 +19,13 @@ FACING = {
     "outcome": "makes four outcomes out of pytest's many",
     "plan": "makes pytest items of cases and places",
     "plugin": "what conftest.py names",
+    "selfcheck": "the fixture that a test of the self-check takes",
+    "selfcheck_first": "sees that pytest leaves the self-check in",
 }
 # Where a measurement meets its limit.
 JUDGING = {
+    "busy": "tells a missed speed from other figures",
+    "peers": "holds nodes and devices against their equals",
     "device_data": "tells numbers from what is none, as limits do",
     "devices": "holds what every device of a node measured against limits",
     "parallel": "holds the parts of a parallel step against closed forms and limits",
@@ -29,6 +33,7 @@ JUDGING = {
     "inventory_ports": "tells by the hardware file which ports are the fabric's",
     "foresight": "tells which planned cases have no limit",
     "judging": "holds measurements against limits",
+    "selfcheck_limits": "makes limits of healthy samples",
     "recognition": "finds the hardware file that a node answers to",
     "target": "asks the hardware file what is absent",
 }
@@ -54,6 +59,8 @@ ROOMS = (
         "fixtures/wake.py", ("fixtures", "reports"), ("pytest",), "leaves a red report before anything else"
     ),
     Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
+    Room("fixtures/blame/links*.py", (*ALL, "thresholds"), (), "tells by the hardware file what a link must do"),
+    Room("fixtures/blame/*.py", ALL, (), "finds the part that is bad; asks for measurements, and makes none"),
     Room("fixtures/*.py", ALL, ("paramiko", "cryptography"), LIBRARY_OF_NODES),
     Room("thresholds/calibrate*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),
     Room("thresholds/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"),

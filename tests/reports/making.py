@@ -66,6 +66,9 @@ def check(
     return replace(record, **changes)  # type: ignore[arg-type]
 
 
+SELF = check("suites/selfcheck/test_selfcheck.py::test_what_is_healthy_passes[apart]", [])
+
+
 def plan(*checks: CheckRecord) -> PlanRecord:
     return PlanRecord(tuple(PlannedCheck(check.id, check.nodes) for check in checks))
 
@@ -85,7 +88,8 @@ def green_checks() -> list[CheckRecord]:
 def journal_of(
     *checks: CheckRecord, head: RunRecord | None = None, status: int | None = None
 ) -> list[Record]:
-    """A complete run of these checks, in which pytest says what it would say."""
+    """A complete run of these checks after its self-check, in which pytest says what it would say."""
+    checks = checks if any("/selfcheck/" in one.id for one in checks) else (SELF, *checks)
     red = any(one.outcome in (Outcome.FAIL, Outcome.UNCHECKED) for one in checks)
     job = JobRecord("job-1", NODES, {"NCCL_DEBUG": "INFO"}, start_seconds=4.5)
     last = end(pytest_status=int(red) if status is None else status)

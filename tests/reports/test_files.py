@@ -40,8 +40,8 @@ def test_the_verdict_file_says_everything_that_a_gate_needs(tmp_path: Path) -> N
     assert data["nodes"][1]["reason"]
     assert data["counts"]["nodes"] == {"accepted": 0, "rejected": 1, "unproven": 1}
     assert data["counts"]["checks"] == {
-        "planned": 3,
-        "pass": 2,
+        "planned": 4,
+        "pass": 3,
         "fail": 1,
         "unchecked": 0,
         "n/a": 0,

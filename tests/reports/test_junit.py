@@ -52,6 +52,7 @@ def test_a_green_run_has_a_case_per_check_per_node_and_for_itself(tmp_path: Path
         ("shakedown.run", "complete"),
         ("shakedown.nodes", "gpu01"),
         ("shakedown.nodes", "gpu02"),
+        ("suites.selfcheck.test_selfcheck", making.SELF.name),
         ("suites.nodes.test_inventory", "test_gpus[gpu01]"),
         ("suites.nodes.test_inventory", "test_gpus[gpu02]"),
         PAIR_CASE,
@@ -175,7 +176,7 @@ def test_the_counters_are_right_and_times_are_plain_decimals(tmp_path: Path) -> 
     ]
     cases = report(journal_of(*checks), tmp_path)
     for element in (parse(tmp_path / "junit.xml"), parse(tmp_path / "junit.xml")[0]):
-        assert element.get("tests") == str(len(cases)) == "6"
+        assert element.get("tests") == str(len(cases)) == "7"
         assert element.get("failures") == "2"  # the check and its node
         assert element.get("errors") == "2"
         assert element.get("skipped") == "1"
@@ -192,7 +193,7 @@ def test_junitparser_reads_the_same(tmp_path: Path) -> None:
     suites = junitparser.xunit2.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     [suite] = list(suites)
     cases = list(suite)
-    assert suite.tests == len(cases) == 6
+    assert suite.tests == len(cases) == 7
     assert suite.failures == sum(case.is_failure for case in cases) == 1
     assert suite.errors == sum(case.is_error for case in cases) == 2
     assert suite.timestamp == "2026-11-20T14:12:03+00:00"
@@ -258,4 +259,4 @@ def test_ids_are_split_as_pytest_does(check_id: str, names: tuple[str, str]) -> 
 
 def test_the_time_of_a_killed_run_is_the_time_of_its_checks(tmp_path: Path) -> None:
     report(green()[:-1], tmp_path)
-    assert parse(tmp_path / "junit.xml").get("time") == "0.750"
+    assert parse(tmp_path / "junit.xml").get("time") == "1.000"

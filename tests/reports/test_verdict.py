@@ -160,15 +160,15 @@ def test_a_check_that_left_out_a_planned_node_has_not_reported_for_it() -> None:
 
 
 def test_a_check_of_no_node_in_particular_speaks_about_all() -> None:
-    selfcheck = check("suites/selfcheck/test_red.py::test_red", [], Outcome.FAIL)
-    records = journal_of(*green_checks(), selfcheck)
+    of_all = check("suites/soak/test_red.py::test_red", [], Outcome.FAIL)
+    records = journal_of(*green_checks(), of_all)
     assert standings(records) == NEITHER
     assert "test_red" in node(records, "gpu02").reason
 
 
 def test_a_check_of_no_node_in_particular_that_is_silent_speaks_about_all() -> None:
-    selfcheck = check("suites/selfcheck/test_red.py::test_red", [])
-    records = [record for record in journal_of(*green_checks(), selfcheck) if record is not selfcheck]
+    of_all = check("suites/soak/test_red.py::test_red", [])
+    records = [record for record in journal_of(*green_checks(), of_all) if record is not of_all]
     assert standings(records) == NEITHER
     assert "not reported" in node(records, "gpu02").reason
 

@@ -25,6 +25,7 @@ from suites.nodes import (
     test_repeatability,
 )
 from suites.pipeline import test_pipeline
+from suites.selfcheck import test_selfcheck
 from suites.tensor import test_tensor
 from suites.zero import test_zero
 from thresholds.units import COLLECTIVES, DTYPES
@@ -32,7 +33,7 @@ from thresholds.units import COLLECTIVES, DTYPES
 COLLECTIVE = (test_exactness, test_bandwidth, test_latency, test_transport)
 PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
 NODES = (test_reachability, test_inventory, test_compute, test_memory, test_links, test_repeatability)
-MODULES = (*NODES, *COLLECTIVE, *PARALLEL)
+MODULES = (test_selfcheck, *NODES, *COLLECTIVE, *PARALLEL)
 TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
 
 
