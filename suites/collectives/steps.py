@@ -81,14 +81,8 @@ def sweep(
         ctx.progress.phase(f"check {size}")
         for i in range(samples.last - work.kept + 1, samples.last + 1):
             _keep(wrong, work.check(i))
-        measured.append(
-            {
-                "size_bytes": size,
-                "seconds": samples.seconds,
-                "warmup": samples.warmup,
-                "waited": samples.waited,
-            }
-        )
+        told = {"seconds": samples.seconds, "warmup": samples.warmup, "waited": samples.waited}
+        measured.append({"size_bytes": size, **told})
         del work  # its buffers go before the next are made
     rate = timing.copy_rate(ctx) if copy else None
     return {"sizes": measured, "wrong": wrong, "copy_gigabytes_per_s": rate}

@@ -99,7 +99,7 @@ class Running:
 
 def _starts_cases(line: str) -> bool:
     """Say whether a whole line of a journal is of a job that judges nodes, and not the self-check's."""
-    record = json.loads(line) if line.endswith("\n") else {"type": "cut"}
+    record: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"type": "cut"}
     return record["type"] == "job" and not ENVIRONMENT.items() <= record["environment"].items()
 
 

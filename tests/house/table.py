@@ -59,7 +59,7 @@ ROOMS = (
         "fixtures/wake.py", ("fixtures", "reports"), ("pytest",), "leaves a red report before anything else"
     ),
     Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
-    Room("fixtures/blame/links*.py", (*ALL, "thresholds"), (), "tells by the hardware file what a link must do"),
+    Room("fixtures/blame/links*.py", (*ALL, "thresholds"), (), "tells by the hardware file what links do"),
     Room("fixtures/blame/*.py", ALL, (), "finds the part that is bad; asks for measurements, and makes none"),
     Room("fixtures/*.py", ALL, ("paramiko", "cryptography"), LIBRARY_OF_NODES),
     Room("thresholds/calibrate*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),

@@ -268,7 +268,8 @@ def test_a_single_check_links_to_where_it_is_told(drawn: Path) -> None:
 def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: Path) -> None:
     gone = NodeRecord("gpu02", "set aside", "its link is slow")
     partly = making.check(making.PAIR, ["gpu01"])
-    records = [making.run(), making.plan(making.check(making.PAIR)), *making.ready(), gone, partly, making.end()]
+    plan = making.plan(making.check(making.PAIR))
+    records: list[Record] = [making.run(), plan, *making.ready(), gone, partly, making.end()]
     html.write(tmp_path, records, decide(records))
     text = (tmp_path / "report.html").read_text()
     assert "gpu02 is set aside: its link is slow" in text

@@ -39,7 +39,9 @@ def test_who_is_on_bad_ways_comes_first_and_the_worst_reading_counts() -> None:
     assert table is not None
     assert set(table.nodes[:2]) == {"n1", "n2"}
     cells = {
-        (sender, receiver): cell for sender, row in table.rows for receiver, cell in zip(table.nodes, row, strict=True)
+        (sender, receiver): cell
+        for sender, row in table.rows
+        for receiver, cell in zip(table.nodes, row, strict=True)
     }
     assert cells["n2", "n1"].word == "bad"
     assert cells["n2", "n1"].text == "1 of 2 readings are bad; n2 to n1"
