@@ -4,8 +4,8 @@
 #   make accept HOSTS=nodes.txt ARGS="--workload nodes"  judge the nodes of a hosts file
 #   make test                                            test the tester (Linux; the lab needs root)
 #
-# and: make timing (tests that need a quiet machine); make lint; make lab ARGS="--nodes 4 --rate 200mbit";
-# make setup; make clean.
+# and: make timing (tests that need a quiet machine); make faults (the fault matrix: hours; ARGS="--rows link-*");
+# make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
 # 2; a CI server that wants the status itself calls `make setup` and then `.venv/bin/pytest suites/ ...`.
@@ -18,7 +18,7 @@ SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: accept test timing setup lint lab clean
+.PHONY: accept test timing faults setup lint lab clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -33,6 +33,9 @@ test: lint .venv/.lab
 
 timing: .venv/.lab
 	@$(BIN)/pytest tests/ -m quiet $(ARGS)
+
+faults: .venv/.lab
+	@$(BIN)/python -m tests.faults.matrix $(ARGS)
 
 lint: .venv/.test
 	@$(BIN)/ruff check --quiet $(CHECKED)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from tests.lab import Lab, LabError
+from tests.lab.fabric_faults import FabricFaults
 from tests.lab.files import PLAN
+from tests.lab.hardware_faults import HardwareFaults
+from tests.lab.limit_faults import LimitFaults
 from tests.lab.link_faults import LinkFaults
 from tests.lab.login_faults import LoginFaults
 from tests.lab.node_faults import NodeFaults
@@ -24,7 +27,7 @@ Fault = Callable[..., Any]
 def faults() -> dict[str, Fault]:
     """Every fault there is, by name."""
     found: dict[str, Fault] = {}
-    for kind in (LinkFaults, NodeFaults, LoginFaults):
+    for kind in (LinkFaults, FabricFaults, NodeFaults, LimitFaults, LoginFaults, HardwareFaults):
         found.update((name, f) for name, f in vars(kind).items() if not name.startswith("_") and callable(f))
     return found
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.lab.fabric_faults import FabricFaults
 from tests.lab.files import PLAN, make_directory, remove_directory
 from tests.lab.handle import LabError
 from tests.lab.hardware_faults import HardwareFaults
-from tests.lab.link_faults import LinkFaults
+from tests.lab.limit_faults import LimitFaults, remove_groups
 from tests.lab.node_faults import NodeFaults
 from tests.lab.plan import Plan
 
@@ -22,7 +23,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 _DOWN_S = 30.0
 
 
-class Lab(LinkFaults, NodeFaults, HardwareFaults):
+class Lab(FabricFaults, NodeFaults, LimitFaults, HardwareFaults):
     """A running lab. `Lab(directory)` takes hold of one that another process has brought up."""
 
     driver: subprocess.Popen[str] | None = None  # only where it was brought up
@@ -49,6 +50,7 @@ class Lab(LinkFaults, NodeFaults, HardwareFaults):
                     lab._end_started()
         finally:
             remove_directory(place)
+            remove_groups(place, plan.names)
 
 
 @contextlib.contextmanager

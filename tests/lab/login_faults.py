@@ -39,6 +39,15 @@ class Patching(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Patching())
 """
 
+# There is one clock for all nodes; what a program reads there can still be another's.
+_CLOCK = """
+import time
+
+_right, _right_ns = time.time, time.time_ns
+time.time = lambda: _right() + {ahead_s!r}
+time.time_ns = lambda: _right_ns() + round({ahead_s!r} * 1e9)
+"""
+
 
 class LoginFaults(Handle):
     """Faults of sshd, shells, host keys and the environment that sshd gives to programs."""
@@ -84,6 +93,17 @@ class LoginFaults(Handle):
 
     def unpatch_torch(self, node: str) -> None:
         """Undo `patch_torch`."""
+        self.env(node, "PYTHONPATH", None)
+
+    def skew_clock(self, node: str, ahead_s: float) -> None:
+        """Let every Python program on the node read a time that is so far ahead."""
+        site = self.files(node) / "clock"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(_CLOCK.format(ahead_s=ahead_s))
+        self.env(node, "PYTHONPATH", f"{IN_NODE}/clock")
+
+    def unskew_clock(self, node: str) -> None:
+        """Undo `skew_clock`."""
         self.env(node, "PYTHONPATH", None)
 
     def stub_tools(self, node: str, directory: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from tests.lab.files import etc_hosts
 from tests.lab.handle import Handle, LabError
 from tests.lab.processes import deliver
+from tests.lab.sshd import IN_NODE
 
 _TAKE_PORT = """
 import os, signal, socket, sys
@@ -30,6 +33,14 @@ for _ in range(int(sys.argv[2])):
         while True:
             pass
 """
+
+
+def _version_file() -> Path:
+    """Where PyTorch keeps its version; finding it does not import it."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise LabError(f"{sys.executable} has no PyTorch")
+    return Path(found.origin).with_name("version.py").resolve()
 
 
 class NodeFaults(Handle):
@@ -105,6 +116,21 @@ class NodeFaults(Handle):
     def restore_python(self, node: str, python: str = sys.executable) -> None:
         """Undo `remove_python`."""
         self._do(node, "umount", str(Path(python).parent))
+
+    def torch_version(self, node: str, version: str) -> None:
+        """Let the node's PyTorch say that it is another version; `restore_torch` undoes it."""
+        ours = self.files(node) / "torch_version.py"
+        said, count = re.subn(
+            r"(?m)^__version__ = .*$", f"__version__ = {version!r}", _version_file().read_text()
+        )
+        if count != 1:
+            raise LabError(f"{_version_file()} does not say its version in one line")
+        ours.write_text(said)
+        self._do(node, "mount", "--bind", f"{IN_NODE}/{ours.name}", str(_version_file()))
+
+    def restore_torch(self, node: str) -> None:
+        """Undo `torch_version`."""
+        self._do(node, "umount", str(_version_file()))
 
     def resolve(self, node: str, name: str, address: str) -> None:
         """Let a name mean another address on a node, as `127.0.1.1 n02` does on a fresh Debian."""

@@ -114,3 +114,13 @@ def test_torch_is_patched_on_one_node_only(lab: Lab) -> None:
     assert login(lab, "n01", idle).stdout == "False\n"
     lab.unpatch_torch("n01")
     assert login(lab, "n01", "echo $PYTHONPATH").stdout == "\n"
+
+
+def test_a_clock_is_ahead_on_one_node_only(lab: Lab) -> None:
+    ask = f"{sys.executable} -c 'import time; print(time.time())'"
+    lab.skew_clock("n01", 3600.0)
+    ahead = [float(login(lab, node, ask).stdout) - time.time() for node in lab.nodes]
+    assert 3590 < ahead[0] < 3610
+    assert abs(ahead[1]) < 10
+    lab.unskew_clock("n01")
+    assert abs(float(login(lab, "n01", ask).stdout) - time.time()) < 10

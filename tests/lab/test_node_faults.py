@@ -160,3 +160,13 @@ def test_a_name_can_mean_another_address_on_one_node(lab: Lab) -> None:
     lab.unresolve("n01")
     assert lab.on("n01", ["getent", "hosts", "n01"]).stdout.split() == [lab.address("n01"), "n01"]
     assert Path("/etc/hosts").read_text() == machine
+
+
+def test_pytorch_is_another_version_on_one_node(lab: Lab) -> None:
+    ask = f"{sys.executable} -c 'import torch; print(torch.__version__)'"
+    before = login(lab, "n02", ask, timeout_s=60).stdout
+    lab.torch_version("n01", "2.9.1")
+    assert login(lab, "n01", ask, timeout_s=60).stdout == "2.9.1\n"
+    assert login(lab, "n02", ask, timeout_s=60).stdout == before
+    lab.restore_torch("n01")
+    assert login(lab, "n01", ask, timeout_s=60).stdout == before

@@ -1,0 +1,113 @@
+"""Faults that a node's own tools tell of: lab nodes dressed as recorded ones.
+
+Ranks on nodes that look as if they had GPUs cannot start, because a lab has none: there the healthy nodes are
+unproven. With NICs alone they run on CPUs and are accepted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.faults.matrix.row import Expect, Row, Scene, rejected
+from tests.fixtures.remote.inventory.h100_node import write_node
+
+ISLAND = """
+[hardware]
+name = "lab-infiniband"
+about = "The lab, whose nodes look as if they had eight InfiniBand ports"
+extends = "lab-200mbit"
+auto = false
+
+[match]
+gpu = "none"
+fabric = "infiniband"
+
+[expect]
+nics_per_node = 8
+nic_gigabits_per_s = 400
+nic_state = "ACTIVE"
+"""
+OF_GPUS = ("root/proc/driver", "root/sys/module/nvidia", "root/sys/module/nvidia_peermem")
+
+
+def _dressed(scene: Scene, undress: Callable[[Path], None], faults: Mapping[str, Any]) -> None:
+    """Dress every node, those that were drawn with faults."""
+    for machine, node in enumerate(scene.lab.nodes, 1):
+        folder = scene.place / "dress" / node
+        write_node(folder, machine=machine, **(faults if node in scene.drawn else {}))
+        undress(folder)
+        scene.lab.dress(node, folder)
+
+
+def _without_gpus(folder: Path) -> None:
+    (folder / "bin/nvidia-smi").unlink()
+    for name in OF_GPUS:
+        shutil.rmtree(folder / name)
+    for device in (folder / "root/sys/bus/pci/devices").iterdir():
+        if (device / "vendor").read_text().strip() == "0x10de":
+            shutil.rmtree(device)
+
+
+def _with_file(scene: Scene) -> tuple[str, ...]:
+    file = scene.place / "lab-infiniband.toml"
+    file.write_text(ISLAND)
+    return "--hardware", str(file)
+
+
+def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
+    """A row on nodes with eight GPUs, of which no rank can start."""
+    expect = Expect(
+        (1,),
+        ("rejected",),
+        ("node", "device"),
+        words=(words,),
+        healthy=("unproven",),
+        stray=("lost", "crash"),
+    )
+    return Row(
+        name,
+        catalogue,
+        fault,
+        expect,
+        lambda scene: _dressed(scene, lambda _: None, faults),
+        workload="nodes",
+        arguments=lambda _: (),
+    )
+
+
+def _nic(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
+    """A row on nodes with eight NICs and no GPU."""
+    return Row(
+        name,
+        catalogue,
+        fault,
+        rejected("node", "nic", "device", words=(words,)),
+        lambda scene: _dressed(scene, _without_gpus, faults),
+        workload="nodes",
+        arguments=_with_file,
+    )
+
+
+HARDWARE = (
+    _nic("nic-missing", 3, "seven NICs of eight", "7 of its infiniband ports", missing_nic=6),
+    _nic("port-down", 3, "one port of eight is down", "DOWN", port_down=2),
+    _nic("port-slow", 1, "one port of eight at half its rate", "200", nics={3: {"rate": "200"}}),
+    _nic(
+        "nic-firmware",
+        19,
+        "one NIC with another firmware",
+        "NIC firmware",
+        nics={2: {"firmware": "28.36.1010"}},
+    ),
+    _gpu("gpu-missing", 11, "seven GPUs of eight", "number of GPUs is 7", missing_gpu=2),
+    _gpu("pcie-width", 11, "one GPU with 8 PCIe lanes", "PCIe width is 8", gpus={5: {"width": 8}}),
+    _gpu("driver-differs", 19, "another driver", "driver is 535.183.01", driver="535.183.01"),
+    _gpu("ecc-error", 14, "an uncorrected memory error", "uncorrected", gpus={3: {"uncorrected": 1}}),
+    _gpu(
+        "fabric-manager", 10, "fabric manager has failed", "fabric manager is failed", fabric_manager="failed"
+    ),
+    _gpu("gpudirect-off", 4, "no GPUDirect module", "way from NICs to GPU memory", peermem=False),
+)

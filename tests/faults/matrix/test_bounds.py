@@ -1,0 +1,43 @@
+"""Exact bounds, against published values and the definition."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.matrix.bounds import at_most, bounds, sentence
+
+
+@pytest.mark.parametrize(
+    ("count", "trials", "lower", "upper"),
+    [
+        (0, 30, 0.0, 0.1157),  # 1 - 0.025 ** (1 / 30)
+        (30, 30, 0.8843, 1.0),
+        (1, 10, 0.0025, 0.4450),
+        (5, 10, 0.1871, 0.8129),
+        (19, 20, 0.7513, 0.9987),
+    ],
+)
+def test_known_intervals(count: int, trials: int, lower: float, upper: float) -> None:
+    assert bounds(count, trials) == pytest.approx((lower, upper), abs=1e-4)
+
+
+@pytest.mark.parametrize(("count", "trials"), [(0, 7), (3, 7), (7, 7), (2, 240)])
+def test_the_ends_are_the_rates_at_which_what_was_seen_is_just_as_unlikely(count: int, trials: int) -> None:
+    lower, upper = bounds(count, trials)
+    assert lower <= count / trials <= upper
+    if count:
+        assert 1 - at_most(count - 1, trials, lower) == pytest.approx(0.025, rel=1e-6)
+    if count < trials:
+        assert at_most(count, trials, upper) == pytest.approx(0.025, rel=1e-6)
+
+
+@pytest.mark.parametrize(("count", "trials"), [(1, 0), (-1, 3), (4, 3)])
+def test_what_is_no_rate_is_refused(count: int, trials: int) -> None:
+    with pytest.raises(ValueError, match="is no rate"):
+        bounds(count, trials)
+
+
+def test_a_rate_is_said_with_its_bounds() -> None:
+    said = sentence(0, 30, "false fails")
+    assert said == "false fails: 0 of 30 (0.0%), between 0.0% and 11.6% with 95% confidence (exact)"
+    assert sentence(0, 0, "false fails") == "false fails: no trial"
