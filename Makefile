@@ -4,13 +4,14 @@
 #   make accept HOSTS=nodes.txt ARGS="--workload nodes"  judge the nodes of a hosts file
 #   make test                                            test the tester (Linux; the lab needs root)
 #
-# and: make timing (tests that need a quiet machine); make faults (the fault matrix: hours; ARGS="--rows link-*");
-# make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
+# and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the fault
+# matrix: hours; ARGS="--rows link-*"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
 # 2; a CI server that wants the status itself calls `make setup` and then `.venv/bin/pytest suites/ ...`.
 
 HOSTS  =
+USUAL  = not quiet and not long
 ARGS   =
 PYTHON =
 
@@ -18,7 +19,7 @@ SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: accept test timing faults setup lint lab clean
+.PHONY: accept test long timing faults setup lint lab clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -28,8 +29,18 @@ PACKAGES = openssh-server openssh-client iproute2 util-linux mount
 accept: .venv/.run
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
 
+# The planted faults wait for links and deadlines most of the time, so they run beside the rest.
 test: lint .venv/.lab
-	@$(BIN)/pytest tests/ -m 'not quiet' --durations=10 $(ARGS)
+	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))
+	$(BIN)/pytest tests/faults -m '$(USUAL)' --durations=10 > .venv/faults.log 2>&1 & faults=$$!
+	status=0
+	$(BIN)/pytest tests/ --ignore tests/faults -m '$(USUAL)' --durations=10 || status=$$?
+	wait $$faults || status=$$?
+	cat .venv/faults.log
+	exit $$status
+
+long: .venv/.lab
+	@$(BIN)/pytest tests/ -m 'long and not quiet' $(ARGS)
 
 timing: .venv/.lab
 	@$(BIN)/pytest tests/ -m quiet $(ARGS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-NEEDED = ("sh", "id", "touch", "env", "echo", "make")
+NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat")
 
 
 class Machine:
@@ -139,7 +139,12 @@ def test_the_second_call_costs_nothing(machine: Machine) -> None:
     machine.make("accept")
     machine.make("test")
     pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
-    assert pytest_calls == ["pytest suites/", "pytest tests/ -m not quiet --durations=10"]
+    usual = "-m not quiet and not long --durations=10"
+    assert pytest_calls[0] == "pytest suites/"
+    assert set(pytest_calls[1:]) == {
+        f"pytest tests/faults {usual}",
+        f"pytest tests/ --ignore tests/faults {usual}",
+    }
     assert not [call for call in machine.calls() if call.startswith("python")]
 
 
@@ -174,7 +179,7 @@ def normal(name: str) -> str:
 
 def test_ci_calls_make_test_with_ci_set_and_nothing_to_read(machine: Machine, tmp_path: Path) -> None:
     machine.command("make", f"env > {tmp_path}/env; cat > {tmp_path}/stdin; exit 3")
-    for name in ("bash", "timeout", "cat", "dirname"):
+    for name in ("bash", "timeout", "dirname"):
         (machine.bin / name).symlink_to(shutil.which(name) or name)
     shutil.copytree(ROOT / ".ci", machine.tree / ".ci")
     command = ["bash", str(machine.tree / ".ci" / "run")]
@@ -185,3 +190,24 @@ def test_ci_calls_make_test_with_ci_set_and_nothing_to_read(machine: Machine, tm
     assert machine.calls() == ["make test"]
     assert "CI=true" in (tmp_path / "env").read_text().splitlines()
     assert (tmp_path / "stdin").read_text() == ""
+
+
+@pytest.mark.parametrize("red", ["tests/faults -m", "--ignore tests/faults"])
+def test_either_half_of_the_tests_turns_the_whole_red_and_both_are_told(machine: Machine, red: str) -> None:
+    machine.done(".made", ".run", ".test", ".lab")
+    for name in ("python", "ruff", "mypy"):
+        machine.command(f".venv/bin/{name}")
+    machine.command(".venv/bin/pytest", f'echo "ran $*"; case "$*" in *"{red}"*) exit 1;; esac')
+    done = machine.make("test")
+    assert done.returncode == 2
+    assert "ran tests/faults -m" in done.stdout
+    assert "ran tests/ --ignore tests/faults -m" in done.stdout
+
+
+def test_arguments_go_to_one_run_of_all_tests(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test", ".lab")
+    for name in ("python", "pytest", "ruff", "mypy"):
+        machine.command(f".venv/bin/{name}")
+    machine.make("test", "ARGS=-k 'one or two'")
+    pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
+    assert pytest_calls == ["pytest tests/ -m not quiet and not long -k one or two"]

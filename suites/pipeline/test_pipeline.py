@@ -10,7 +10,7 @@ from fixtures.plan import INSIDE, NETWORK, Case, over
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
 # train several pipelines at once.
-SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 480, "repeats": 3, "most": 16}
+SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 3, "most": 16}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
     "size_bytes": {"cpu": 1 << 20, "cuda": 8 << 20},  # 2048 tokens of 2048 channels on a GPU

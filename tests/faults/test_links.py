@@ -36,7 +36,7 @@ def holds(found: Round, bad: Ways) -> None:
     assert found.good == all_ways(found) - bad
 
 
-@pytest.mark.parametrize("hogs", [0, 2])
+@pytest.mark.parametrize("hogs", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_healthy_lab_has_no_bad_way_in_ten_rounds(lab: Lab, tried: Rounds, hogs: int) -> None:
     lab.hog("n02", hogs)
     try:
@@ -75,6 +75,7 @@ def test_a_way_that_is_many_times_slower_is_still_one_way(lab: Lab, tried: Round
         lab.heal("n02")
 
 
+@pytest.mark.long
 def test_a_cable_that_comes_loose_now_and_then_is_seen_with_more_than_one_partner(
     lab: Lab, tried: Rounds
 ) -> None:
@@ -97,6 +98,7 @@ def test_one_path_that_is_slow_is_one_way(lab: Lab, tried: Rounds) -> None:
         lab.heal("n02")
 
 
+@pytest.mark.long
 def test_two_nodes_of_four_that_are_slow_at_once(lab: Lab, tried: Rounds) -> None:
     for node in ("n01", "n04"):
         lab.shape(node, "180mbit")
@@ -122,6 +124,7 @@ def test_a_pair_that_reaches_each_other_no_more_is_bad_and_the_others_are_good(
         lab.heal("n02")
 
 
+@pytest.mark.long
 def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried: Rounds) -> None:
     """Small messages pass both ways, and large ones from n02 do not."""
     lab.mtu("n02", 9000)
@@ -136,6 +139,7 @@ def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried:
         lab.heal("n03")
 
 
+@pytest.mark.long
 def test_ranks_that_share_a_nic_are_one_way() -> None:
     with Lab.up(nodes=4, rate="200mbit", slots=2) as lab, rounds(lab) as tried:
         lab.shape("n03", "180mbit", "tx")

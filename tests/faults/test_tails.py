@@ -137,6 +137,7 @@ def test_a_healthy_link_keeps_its_tail(tmp_path: Path) -> None:
     assert set(outcomes(check).values()) == {"pass"}, check["reason"]
 
 
+@pytest.mark.long
 def test_a_floor_missed_on_a_busy_machine_is_unchecked(tmp_path: Path) -> None:
     with Lab.up(nodes=1, slots=2, rate="200mbit") as lab, spinning(lab, 4):
         done = run(lab, tmp_path, SHARED + UNREACHABLE)
@@ -146,6 +147,7 @@ def test_a_floor_missed_on_a_busy_machine_is_unchecked(tmp_path: Path) -> None:
     assert done.listed("rejected") == []
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_a_failure_whoever_shares_the_machine(tmp_path: Path) -> None:
     with Lab.up(nodes=1, slots=2, rate="200mbit") as lab:
         lab.patch_torch("n01", LATE)

@@ -102,7 +102,7 @@ def test_the_first_to_die_is_named_though_its_news_come_last(tmp_path: Path) -> 
     assert "during collectives.exact, phase exact 65536 elements" in answer.text
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
+@pytest.mark.parametrize("collective", ["all_reduce", pytest.param("all_to_all", marks=pytest.mark.long)])
 def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(tmp_path: Path, collective: str) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         work = AtWork(lab, tmp_path)
@@ -116,7 +116,9 @@ def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(tmp_path: P
     assert answer.seconds < DEADLINE_S + SPARE_S
 
 
-@pytest.mark.parametrize("when", ["before the first job", "while a job starts"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("before the first job", marks=pytest.mark.long), "while a job starts"]
+)
 def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(tmp_path: Path, when: str) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         work = AtWork(lab, tmp_path)
