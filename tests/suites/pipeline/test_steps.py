@@ -41,7 +41,7 @@ EDGES: dict[str, Any] = {
     "iterations": 10,
     "budget_s": 0.2,
 }
-PARTS = {"parity", "repeat", "traffic", "memory", "figures", "samples", "schedule"}
+PARTS = {"load", "parity", "repeat", "traffic", "memory", "figures", "samples", "schedule"}
 
 
 @pytest.mark.parametrize("size", [2, 4])
