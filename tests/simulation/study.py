@@ -11,7 +11,7 @@ from fixtures.blame.belief import Belief
 from fixtures.blame.model import Located, Trial
 from fixtures.blame.rules import Rules
 from fixtures.blame.search import search
-from tests.simulation.bounds import clopper_pearson
+from tests.bounds import clopper_pearson
 from tests.simulation.world import World, named
 
 SHOWS = (1.0, 0.9)  # how often what is bad is seen to be

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.blame.search import search
-from tests.simulation.bounds import clopper_pearson
+from tests.bounds import clopper_pearson
 from tests.simulation.study import NOISE, RARELY, Setting, settings, study, table
 from tests.simulation.world import World, named
 

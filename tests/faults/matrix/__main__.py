@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.bounds import sentence
 from tests.faults.matrix import table
-from tests.faults.matrix.bounds import sentence
 from tests.faults.matrix.draw import fresh_seed
 from tests.faults.matrix.results import Result, Results
 from tests.faults.matrix.row import Row
