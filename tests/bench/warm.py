@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from fixtures.cluster import Cluster, Settings
-from fixtures.hosts import read
+from fixtures.cluster import Cluster
 from fixtures.measure import CaseRequest, Measurement, World
+from tests.lab.controller import opened
 
 WARM_CASES = 200
 COLD_CASES = 3
@@ -44,23 +42,8 @@ def measure(cluster: Cluster) -> dict[str, float]:
 
 def main(arguments: list[str]) -> None:
     """Open the cluster, measure, leave it clean."""
-    hosts, ssh_config, known_hosts, python = arguments
-    with tempfile.TemporaryDirectory() as logs:
-        settings = Settings(
-            run_id="bench",
-            logs=Path(logs),
-            ssh_config=Path(ssh_config),
-            known_hosts=Path(known_hosts),
-            remote_python=python,
-        )
-        cluster = Cluster(
-            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
-        )
-        try:
-            cluster.open()
-            print(json.dumps(measure(cluster)))
-        finally:
-            cluster.close("the benchmark is over")
+    with opened(arguments, "benchmark") as cluster:
+        print(json.dumps(measure(cluster)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +19,11 @@ from typing import Any
 from fixtures.blame.links import Links
 from fixtures.blame.model import Reading, Trial, Way
 from fixtures.blame.rounds import circle
-from fixtures.cluster import Cluster, Settings
-from fixtures.hosts import read
 from fixtures.measure import CaseRequest, World
 from fixtures.plan import NETWORK, Case, Planned
 from fixtures.target import Target
 from tests.lab import Lab
+from tests.lab.controller import opened
 from tests.lab.handle import end
 from thresholds.load import load
 
@@ -122,29 +120,14 @@ def _answer(links: Links, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Open the cluster, answer until the input ends, leave it clean."""
-    hosts, ssh_config, known_hosts, python = arguments
-    with tempfile.TemporaryDirectory() as logs:
-        settings = Settings(
-            run_id="rounds",
-            logs=Path(logs),
-            ssh_config=Path(ssh_config),
-            known_hosts=Path(known_hosts),
-            remote_python=python,
-        )
-        cluster = Cluster(
-            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
-        )
-        try:
-            cluster.open()
-            names = tuple(cluster.nodes)
-            ranks = {name: node.ranks for name, node in cluster.nodes.items()}
-            planned = Planned(Case("collectives.sweep"), NETWORK, names, "rounds", ())
-            links = Links(cluster.run, Target(planned, ranks, load(HARDWARE), "gloo", {}))
-            cluster.run([CaseRequest("nodes.present", World((name,)), {}, 60.0) for name in names])
-            for line in sys.stdin:
-                print(json.dumps(_answer(links, json.loads(line))), flush=True)
-        finally:
-            cluster.close("the rounds are over")
+    with opened(arguments, "search") as cluster:
+        names = tuple(cluster.nodes)
+        ranks = {name: node.ranks for name, node in cluster.nodes.items()}
+        planned = Planned(Case("collectives.sweep"), NETWORK, names, "rounds", ())
+        links = Links(cluster.run, Target(planned, ranks, load(HARDWARE), "gloo", {}))
+        cluster.run([CaseRequest("nodes.present", World((name,)), {}, 60.0) for name in names])
+        for line in sys.stdin:
+            print(json.dumps(_answer(links, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""A cluster opened inside a lab by a program that is a controller there, for what measures single cases."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fixtures.cluster import Cluster, Settings
+from fixtures.hosts import read
+
+
+@contextmanager
+def opened(arguments: Sequence[str], run_id: str) -> Iterator[Cluster]:
+    """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, and leave it clean."""
+    hosts, ssh_config, known_hosts, python = arguments
+    with tempfile.TemporaryDirectory() as logs:
+        settings = Settings(
+            run_id=run_id,
+            logs=Path(logs),
+            ssh_config=Path(ssh_config),
+            known_hosts=Path(known_hosts),
+            remote_python=python,
+        )
+        cluster = Cluster(
+            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
+        )
+        try:
+            cluster.open()
+            yield cluster
+        finally:
+            cluster.close(f"the {run_id} is over")
