@@ -12,8 +12,10 @@ import math
 
 def fails(samples: int, ceiling: float, rate: float) -> float:
     """The probability that more than the share `ceiling` of so many iterations are slow."""
-    most = math.floor(ceiling * samples + 1e-9)
-    within = sum(
-        math.comb(samples, count) * rate**count * (1 - rate) ** (samples - count) for count in range(most + 1)
-    )
-    return max(0.0, 1.0 - within)
+    return at_least(math.floor(ceiling * samples + 1e-9) + 1, samples, rate)
+
+
+def at_least(count: int, samples: int, rate: float) -> float:
+    """The probability that `count` or more of so many are slow: the upper tail of the binomial."""
+    below = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(count))
+    return max(0.0, 1.0 - below)
