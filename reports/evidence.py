@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from reports.ledger import Ledger, convictions, last_word
 from reports.record import (
+    READY,
     BlameKind,
     CheckRecord,
     EndRecord,
@@ -85,7 +86,7 @@ def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Finding
 def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[Finding]:
     seen = [record for record in records if isinstance(record, NodeRecord)]
     for node in seen:
-        if node.state != "ready":
+        if node.state != READY:
             yield Finding(node.name, Weight.NOT_READY, f"{node.state}: {node.reason}".rstrip(": "))
     heard_of = {node.name for node in seen}
     for name in everyone:

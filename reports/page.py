@@ -10,6 +10,7 @@ from reports import figures, searches
 from reports.evidence import head
 from reports.hostlist import fold
 from reports.record import (
+    READY,
     CheckRecord,
     EndRecord,
     JobRecord,
@@ -209,7 +210,7 @@ def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Ga
 
 
 def _why_silent(node: NodeRecord | None) -> str:
-    if node is None or node.state == "ready":
+    if node is None or node.state == READY:
         return "planned, never reported"
     return f"{node.name} is {node.state}: {node.reason}".rstrip(": ")
 

@@ -123,6 +123,9 @@ class PlanRecord:
     checks: tuple[PlannedCheck, ...]
 
 
+READY, SET_ASIDE = "ready", "set aside"
+
+
 @dataclass(frozen=True)
 class NodeRecord:
     """A node as it was found. `state` is `ready` or why it is not: `unreachable`, `busy`, `lost`, ..."""

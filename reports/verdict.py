@@ -14,7 +14,18 @@ from enum import Enum
 from reports.clean import first_line
 from reports.evidence import Finding, Weight, collect, cut_short, head, run_level
 from reports.ledger import Fault, Ledger, NotReported, balance, last_word
-from reports.record import Blame, CheckRecord, NodeRecord, Outcome, PlanRecord, Record, RunRecord
+from reports.record import (
+    READY,
+    SET_ASIDE,
+    Blame,
+    BlameKind,
+    CheckRecord,
+    NodeRecord,
+    Outcome,
+    PlanRecord,
+    Record,
+    RunRecord,
+)
 
 
 class Standing(str, Enum):
@@ -38,7 +49,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Blamed:
-    """What the evidence of one check names."""
+    """What the evidence of one check names; `check` is "" where the run itself found a node gone."""
 
     check: str
     blame: Blame
@@ -82,13 +93,23 @@ def decide(records: Sequence[Record]) -> RunVerdict:
         planned=ledger.planned,
         nodes=tuple(_nodes(everyone, run, ledger, findings)),
         outcomes=Counter(check.outcome for check in checks),
-        blame=tuple(
-            Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame
-        ),
+        blame=tuple(_blame(records, checks)),
         not_reported=ledger.not_reported,
         faults=ledger.faults,
         refusals=tuple(run_level(records, ledger)),
     )
+
+
+def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator[Blamed]:
+    """Yield what the checks name, and the nodes that are gone without a check that says so."""
+    named = [Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame]
+    yield from named
+    known = {node for one in named for node in one.blame.nodes}
+    last = {record.name: record for record in records if isinstance(record, NodeRecord)}
+    for node in last.values():
+        if node.state not in (READY, SET_ASIDE) and node.name not in known:
+            sentence = f"{node.name} is {node.state}: {node.reason}"
+            yield Blamed("", Blame(BlameKind.LOST, (node.name,), sentence))
 
 
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:

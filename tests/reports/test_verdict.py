@@ -221,3 +221,17 @@ def test_nothing_is_accepted_that_was_not_passed_by_every_planned_check(
 def test_sentences_of_judgements_are_not_needed_for_a_verdict() -> None:
     bare = Judgement("wrong", Outcome.PASS, "", value=0.0)
     assert standings(journal_of(*green_checks()[:2], check(PAIR, judgements=(bare,)))) == ALL_ACCEPTED
+
+
+def test_a_node_that_is_gone_is_named_also_where_no_check_says_so() -> None:
+    gone = [NodeRecord("gpu02", "unusable", "nobody reaches it"), *making.ready("gpu01")]
+    records = [*journal_of(check(alone("gpu01"), ["gpu01"])), *gone]
+    [named] = decide(records).blame
+    assert (named.check, named.blame.kind, named.blame.nodes) == ("", BlameKind.LOST, ("gpu02",))
+    assert named.blame.sentence == "gpu02 is unusable: nobody reaches it"
+
+
+def test_a_node_that_a_check_names_or_that_was_set_aside_is_not_named_again() -> None:
+    named = check(PAIR, ["gpu01", "gpu02"], Outcome.UNCHECKED, blame=(blame(BlameKind.CRASH, "gpu02"),))
+    lost, aside = NodeRecord("gpu02", "lost", "silence"), NodeRecord("gpu01", "set aside", "slow")
+    assert [one.check for one in decide([*journal_of(named), lost, aside]).blame] == [PAIR]
