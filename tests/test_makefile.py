@@ -139,12 +139,13 @@ def test_the_second_call_costs_nothing(machine: Machine) -> None:
     machine.make("accept")
     machine.make("test")
     pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
-    usual = "-m not quiet and not long --durations=10"
+    usual = "-m not quiet and not long and not alone --durations=10"
     assert pytest_calls[0] == "pytest suites/"
-    assert set(pytest_calls[1:]) == {
+    assert set(pytest_calls[1:3]) == {
         f"pytest tests/faults {usual}",
         f"pytest tests/ --ignore tests/faults {usual}",
     }
+    assert pytest_calls[3:] == ["pytest tests/ -m alone"]
     assert not [call for call in machine.calls() if call.startswith("python")]
 
 
@@ -192,8 +193,8 @@ def test_ci_calls_make_test_with_ci_set_and_nothing_to_read(machine: Machine, tm
     assert (tmp_path / "stdin").read_text() == ""
 
 
-@pytest.mark.parametrize("red", ["tests/faults -m", "--ignore tests/faults"])
-def test_either_half_of_the_tests_turns_the_whole_red_and_both_are_told(machine: Machine, red: str) -> None:
+@pytest.mark.parametrize("red", ["tests/faults -m", "--ignore tests/faults", "-m alone"])
+def test_any_part_of_the_tests_turns_the_whole_red_and_all_are_told(machine: Machine, red: str) -> None:
     machine.done(".made", ".run", ".test", ".lab")
     for name in ("python", "ruff", "mypy"):
         machine.command(f".venv/bin/{name}")
@@ -202,6 +203,7 @@ def test_either_half_of_the_tests_turns_the_whole_red_and_both_are_told(machine:
     assert done.returncode == 2
     assert "ran tests/faults -m" in done.stdout
     assert "ran tests/ --ignore tests/faults -m" in done.stdout
+    assert done.stdout.splitlines()[-1] == "ran tests/ -m alone"
 
 
 def test_arguments_go_to_one_run_of_all_tests(machine: Machine) -> None:
