@@ -25,6 +25,7 @@ from reports.record import (
     RunRecord,
 )
 from reports.verdict import decide, exit_status
+from tests.faults.matrix.__main__ import parser, planned
 from tests.house.tree import ROOT, files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,6 +50,7 @@ def table(heading: str) -> dict[str, str]:
 # -- commands --------------------------------------------------------------------------------------------
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+FAULTS = next((line for line in COMMANDS if line.startswith("make faults")), "")
 EXPLAIN = next((line for line in COMMANDS if " thresholds explain " in line), "")
 # Run in a copy of the tree; those that need a cluster say what they would run there.
 RUN = {
@@ -75,6 +77,7 @@ RUN = {
 ELSEWHERE = {
     ".venv/bin/python -m reports render reports/out": "test_a_run_that_was_killed_still_has_an_answer",
     "make test": "it is what runs this test",
+    FAULTS: "test_the_fault_matrix_has_the_rows_that_are_named",
     ".venv/bin/python -m tests.lab up --nodes 4 --rate 200mbit": "test_the_lab_says_what_to_run",
 }
 
@@ -107,6 +110,12 @@ def test_the_command_does_what_it_says(checkout: Path, command: str) -> None:
     done = shell(typed, checkout)
     assert done.returncode == status, done.stdout + done.stderr
     assert words in done.stdout
+
+
+def test_the_fault_matrix_has_the_rows_that_are_named() -> None:
+    [arguments] = re.findall(r'ARGS="(.*)"', FAULTS)
+    trials = planned(parser().parse_args(arguments.split()), seed=1)
+    assert [trial.row.name for trial in trials] == ["link-slow", "rank-killed"]
 
 
 @pytest.mark.lab
