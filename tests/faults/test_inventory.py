@@ -13,7 +13,7 @@ from fixtures.inventory_rules import SUBJECTS
 from fixtures.provenance import ROOT
 from fixtures.selfcheck_site import ENVIRONMENT
 from tests.faults.runs import Finished, accept, clean
-from tests.fixtures.remote.inventory.h100_node import write_node
+from tests.fixtures.remote.inventory.h100_node import rails, write_node
 from tests.lab import Lab
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
@@ -114,6 +114,29 @@ def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start
     assert found_at(done, "ecc") == "pass"
 
 
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+def test_swapped_rails_and_silent_storage_are_found_on_their_nodes(tmp_path: Path) -> None:
+    with Lab.up(nodes=4, slots=8) as lab:
+        dress(lab, tmp_path)
+        for machine, node in enumerate(lab.nodes, 1):
+            lab.rails(node, rails(machine, swapped=node == "n03"))
+        lab.silent_storage("n02", "/run/models")
+        done = accept(lab, tmp_path / "out", *INVENTORY)
+        lab.lost_storage("n02")
+        assert clean(lab)
+    assert done.status == 1, done.output
+    words = {
+        ("n02", "host"): "n02: its fuse.lab file system at /run/models did not answer within 10.0 s",
+        ("n03", "peers"): "n03: its mlx5_2 is in 10.0.3.0/24, where mlx5_2 is in 10.0.2.0/24 on 3 of 4 nodes "
+        "of its hardware with these subnets; its mlx5_3 is in 10.0.2.0/24, where mlx5_3 is in 10.0.3.0/24",
+    }
+    for where, check in judged(done).items():
+        assert check["outcome"] == ("fail" if where in words else "pass"), (where, check["reason"])
+        assert words.get(where, "") in check["reason"]
+    assert sorted(done.listed("rejected")) == ["n02", "n03"]
+
+
 def found_at(done: Finished, subject: str) -> str:
     """How a subject of the first node ended."""
     return str(judged(done)["n01", subject]["outcome"])
@@ -154,6 +177,12 @@ CAUGHT: dict[str, tuple[str, str]] = {
     "ports of management are not counted": (
         PORTS,
         "test_ports_of_another_kind_and_slower_ones_are_not_the_fabrics",
+    ),
+    "rails are swapped": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
+    "storage does not answer": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
+    "a NIC is nearest to another GPU": (
+        "tests/fixtures/test_inventory_rails.py",
+        "test_a_nic_that_is_nearest_to_another_gpu_is_found",
     ),
     "GPUDirect is off": (PEERS, "test_the_node_that_differs_from_the_majority_is_named_with_the_difference"),
     "NCCL's variables in a profile": (

@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from tests.lab.groups import GROUPS
 from tests.lab.keys import write_key
 from tests.lab.plan import CONTROLLER_ADDRESS, NETWORK, Plan
 from tests.lab.sshd import IN_NODE, SshdState
@@ -19,6 +20,7 @@ SSH_CONFIG = "ssh_config"
 KNOWN_HOSTS = "known_hosts"
 CLIENT_KEY = "client_key"
 _BASHRC = "/root/.bashrc"
+MOST_THAT_ASK = 16  # nodes of a lab in which each finds the others by ARP, as they would anywhere else
 
 
 def node_files(directory: Path, name: str) -> Path:
@@ -66,12 +68,25 @@ def _write_node(files: Path, plan: Plan, name: str, client: str) -> None:
         "link set lo up\n"
         "link set eth0 addrgenmode none\n"  # no link-local address, so nothing waits for it
         f"address add {plan.address(name)}/{NETWORK.prefixlen} dev eth0\n"
-        "link set eth0 up\n"
+        "link set eth0 up\n" + _neighbours(plan, name)
     )
     state = SshdState()
     state.save(files)
     (files / "sshd_config").write_text(state.render())
     (files / "machine-id").write_text(uuid.uuid4().hex + "\n")
+
+
+def _neighbours(plan: Plan, name: str) -> str:
+    """Where the others are, of a lab so large that the nodes cannot all find out by themselves.
+
+    The kernel keeps one table of neighbours for all network namespaces, of 1024 (gc_thresh3): 32 nodes that
+    know each other fill it, and then healthy ones do not reach each other any more.
+    """
+    others = [other for other in plan.names if other != name and plan.nodes > MOST_THAT_ASK]
+    lines = (
+        f"neigh add {plan.address(one)} lladdr {plan.mac(one)} dev eth0 nud permanent\n" for one in others
+    )
+    return "".join(lines)
 
 
 def etc_hosts(plan: Plan) -> str:
@@ -89,7 +104,9 @@ def write_boot(files: Path) -> None:
 def _mounts(files: Path) -> list[str]:
     """The mounts of a node, in order. No device is called `lab`, so `mount -a` finds none mounted already."""
     kept = [path for path in map(os.path.realpath, (sys.prefix, sys.base_prefix)) if _hidden(path)]
-    lines = ["lab /proc proc defaults", "lab /sys sysfs defaults", "lab /run tmpfs mode=755"]
+    lines = ["lab /proc proc defaults", "lab /run tmpfs mode=755"]
+    lines += [f"{GROUPS} /run/groups none rbind,X-mount.mkdir", "lab /sys sysfs defaults"]
+    lines += [f"/run/groups {GROUPS} none rbind"]
     lines += [f"{_escaped(str(files))} {IN_NODE} none bind,X-mount.mkdir"]
     lines += [f"{_escaped(path)} /run/keep{i} none rbind,X-mount.mkdir" for i, path in enumerate(kept)]
     lines += [f"lab {path} tmpfs mode=1777" for path in ("/tmp", "/var/tmp")]

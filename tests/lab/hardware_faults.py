@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.lab.login_faults import LoginFaults
@@ -65,6 +66,15 @@ class HardwareFaults(LoginFaults):
         worn = self.files(node) / "dress"
         self._do(node, "sh", "-c", _UNLAYER, "undress", *_layered(worn))
         shutil.rmtree(worn)
+
+    def rails(self, node: str, addresses: Mapping[str, str]) -> None:
+        """Give a node network devices with these addresses ({"ibp24s0": "10.0.0.1/24"}), until it boots.
+
+        They are bridges without ports: not every kernel has the kind of device that is meant for this.
+        """
+        for device, address in addresses.items():
+            self._do(node, "ip", "link", "add", device, "type", "bridge")
+            self._do(node, "ip", "address", "add", address, "dev", device)
 
 
 def _layered(directory: Path) -> list[str]:

@@ -33,6 +33,28 @@ for _ in range(int(sys.argv[2])):
         while True:
             pass
 """
+# Mounts a file system that it serves itself: it agrees on the protocol (FUSE 7.31), takes every request and
+# answers none, so that whoever asks waits and no signal ends it.
+_SILENT_STORAGE = """
+import ctypes, os, struct, sys
+place = sys.argv[2]
+os.makedirs(place, exist_ok=True)
+channel = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={channel},rootmode=40000,user_id=0,group_id=0,allow_other"
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"lab", place.encode(), b"fuse.lab", 0, options.encode()) != 0:
+    raise OSError(ctypes.get_errno(), f"{place} cannot be mounted")
+unique = struct.unpack_from("<IIQ", os.read(channel, 1 << 17))[2]
+agreed = struct.pack("<IIIIHHIIHH8I", 7, 31, 0, 0, 0, 0, 4096, 1, 0, 0, *[0] * 8)
+os.write(channel, struct.pack("<IiQ", 16 + len(agreed), 0, unique) + agreed)
+if os.fork():
+    os._exit(0)
+os.setsid()
+for standard in range(3):
+    os.dup2(os.open(os.devnull, os.O_RDWR), standard)
+while True:
+    os.read(channel, 1 << 17)
+"""
 
 
 def _version_file() -> Path:
@@ -116,6 +138,14 @@ class NodeFaults(Handle):
     def restore_python(self, node: str, python: str = sys.executable) -> None:
         """Undo `remove_python`."""
         self._do(node, "umount", str(Path(python).parent))
+
+    def silent_storage(self, node: str, place: str) -> None:
+        """Mount a file system that takes every request and answers none, until `lost_storage`."""
+        self._do(node, sys.executable, "-S", "-c", _SILENT_STORAGE, "lab-storage", place)
+
+    def lost_storage(self, node: str) -> None:
+        """End what serves it: whoever waits is told, as all are from then on, that it is not connected."""
+        self.kill(node, "lab-storage")
 
     def torch_version(self, node: str, version: str) -> None:
         """Let the node's PyTorch say that it is another version; `restore_torch` undoes it."""

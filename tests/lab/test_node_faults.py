@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.remote.processes import wait_until
 from tests.lab import Lab, LabError
 from tests.lab.probe import background, login, reach
 from tests.lab.processes import status_of
@@ -150,6 +151,24 @@ def test_python_disappears_from_one_node(lab: Lab) -> None:
     assert login(lab, "n01", run).stdout == "1\n"
     with pytest.raises(LabError, match="also holds the node's shell"):
         lab.remove_python("n01", "/usr/bin/python3")
+
+
+def test_storage_takes_requests_and_answers_none_until_it_is_lost(lab: Lab) -> None:
+    lab.silent_storage("n01", "/run/storage")
+    asked = lab.popen_on("n01", ["stat", "-f", "/run/storage"])
+
+    def states() -> list[str]:
+        asking = lab.processes("n01", "stat -f")
+        return [status_of(process.outer_pid)["State"][:1] for process in asking]
+
+    assert wait_until(lambda: states() == ["S"], 10, poll_s=0.05)
+    with pytest.raises(TimeoutError, match="took no notice of a signal"):
+        lab.kill("n01", "stat -f")
+    assert wait_until(lambda: states() == ["D"], 10, poll_s=0.05)
+    lab.lost_storage("n01")
+    asked.wait(10)
+    told = lab.on("n01", ["stat", "/run/storage"])
+    assert "Transport endpoint is not connected" in told.stderr
 
 
 def test_a_name_can_mean_another_address_on_one_node(lab: Lab) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.lab.files import node_files, write_lab
 from tests.lab.plan import Plan, bits_per_s, burst_bytes
 
 
@@ -30,3 +33,14 @@ def test_the_burst_grows_with_the_rate() -> None:
     assert bits_per_s("1.5gbit") == 1.5e9
     assert burst_bytes("10mbit") == 128 * 1024
     assert burst_bytes("10gbit") == 5_000_000
+
+
+@pytest.mark.parametrize(("nodes", "known"), [(4, 0), (32, 31)])
+def test_nodes_of_a_large_lab_need_not_ask_where_the_others_are(
+    tmp_path: Path, nodes: int, known: int
+) -> None:
+    write_lab(tmp_path, Plan(nodes, "25mbit", 1))
+    lines = (node_files(tmp_path, "n02") / "network.ip").read_text().splitlines()
+    neighbours = [line.split() for line in lines if line.startswith("neigh ")]
+    assert len(neighbours) == known
+    assert all(words[2] != Plan(nodes).address("n02") and words[-1] == "permanent" for words in neighbours)

@@ -53,7 +53,10 @@ CANNOT = (
         *(5, "one packet in a thousand is lost"),
         "netem is no part of this kernel, and a filter counts offloaded packets: 1 % of those is not felt",
     ),
-    Impossible(8, "rails in the wrong order", "a lab node has one NIC, so that there are no rails to swap"),
+    Impossible(
+        *(8, "two cables of a node are swapped, and its addresses are not"),
+        "a lab node has one NIC that carries data: only the addresses of rails are swapped (rails-swapped)",
+    ),
     Impossible(
         *(10, "one NVLink of eight at half its speed"),
         "ranks on one CPU share its memory: only all of their ways together can be slowed (inside-slow)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix.row import Expect, Row, Scene, rejected
-from tests.fixtures.remote.inventory.h100_node import write_node
+from tests.fixtures.remote.inventory.h100_node import rails, write_node
 
 ISLAND = """
 [hardware]
@@ -91,6 +91,13 @@ def _nic(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Ro
     )
 
 
+def _railed(scene: Scene) -> None:
+    """Give every node eight NICs, each in its rail's subnet but for two of the nodes that were drawn."""
+    _dressed(scene, _without_gpus, {})
+    for machine, node in enumerate(scene.lab.nodes, 1):
+        scene.lab.rails(node, rails(machine, swapped=node in scene.drawn))
+
+
 HARDWARE = (
     _nic("nic-missing", 3, "seven NICs of eight", "7 of its infiniband ports", missing_nic=6),
     _nic("port-down", 3, "one port of eight is down", "DOWN", port_down=2),
@@ -101,6 +108,15 @@ HARDWARE = (
         "one NIC with another firmware",
         "NIC firmware",
         nics={2: {"firmware": "28.36.1010"}},
+    ),
+    Row(
+        "rails-swapped",
+        8,
+        "two rails of one node are in each other's subnet",
+        rejected("node", words=("mlx5_2 is in 10.0.3.0/24", "mlx5_3 is in 10.0.2.0/24")),
+        _railed,
+        workload="nodes",
+        arguments=_with_file,
     ),
     _gpu("gpu-missing", 11, "seven GPUs of eight", "number of GPUs is 7", missing_gpu=2),
     _gpu("pcie-width", 11, "one GPU with 8 PCIe lanes", "PCIe width is 8", gpus={5: {"width": 8}}),

@@ -155,6 +155,14 @@ SOFTWARE = (
         arguments=lambda _: (*HARDWARE, "--start-deadline", "60"),
     ),
     Row(
+        "storage-silent",
+        22,
+        "a network file system does not answer",
+        rejected("node", words=("fuse.lab file system at /run/models did not answer within 10.0 s",)),
+        _on("silent_storage", "/run/models"),
+        workload=NODES,
+    ),
+    Row(
         "python-missing",
         22,
         "the mount with Python is gone",

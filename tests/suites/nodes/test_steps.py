@@ -100,6 +100,36 @@ def test_a_device_that_slows_down_has_a_slope(
     assert outcomes["slope"] is (Outcome.FAIL if lost else Outcome.PASS)
 
 
+class Clock:
+    """Stands for the time of a device: only its products take any, each `growth` longer than the last."""
+
+    def __init__(self, growth: float) -> None:
+        self.now, self._takes, self._growth = 0.0, 0.01, growth
+        self._multiply = torch.mm
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def mm(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        self.now += self._takes
+        self._takes *= 1.0 + self._growth
+        return self._multiply(*arguments, **named)
+
+
+@pytest.mark.parametrize(("growth", "outcome"), [(0.0, Outcome.PASS), (0.02, Outcome.FAIL)])
+def test_products_that_take_longer_and_longer_turn_the_slope_red(
+    monkeypatch: pytest.MonkeyPatch, growth: float, outcome: Outcome
+) -> None:
+    clock = Clock(growth)
+    monkeypatch.setattr(lasting, "time", clock)
+    monkeypatch.setattr(torch, "mm", clock.mm)
+    (said,) = lasting.measured(replace(context(0, 1), alone=True), 1.0)
+    report = RankReport(0, "here", 0, "cpu", {"series": [said]})
+    measurement = Measurement("nodes.slope", {}, World(("here",)), "1", "gloo", (report,), 0.1)
+    outcomes = {one.metric: one.outcome for one in judging.judge(measurement, "series").judgements}
+    assert outcomes["slope"] is outcome
+
+
 def test_the_first_wrong_element_is_found_and_described() -> None:
     right = torch.arange(100, dtype=torch.float32)
     found = right.clone()
