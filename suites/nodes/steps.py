@@ -112,8 +112,8 @@ def training(ctx: Context, *, sizes: dict[str, dict[str, int]], steps: int) -> d
 @step
 def probe(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
     """Multiply, copy and repeat for a moment, so that a node can be compared with others of its kind."""
-    multiplied, wrong = products.measured(ctx, products.half(ctx.device))
-    copied, spoiled = arrays.bandwidth(ctx)
+    multiplied, wrong = products.measured(ctx, products.half(ctx.device), brief=True)
+    copied, spoiled = arrays.bandwidth(ctx, brief=True)
     same = again.repeated(ctx, repeats[ctx.device.type])
     return {
         "series": multiplied + copied,

@@ -43,7 +43,8 @@ def test_a_healthy_lab_has_no_bad_way_in_ten_rounds(lab: Lab, tried: Rounds, hog
         for pairs in schedule(lab.nodes, 10):
             holds(tried.pairs(*pairs), set())
         for _ in range(10):
-            assert tried.alone(*lab.nodes).bad == set()
+            found = tried.alone(*lab.nodes)
+            assert found.bad == set(), found.sentences
     finally:
         lab.unhog("n02")
 

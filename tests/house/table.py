@@ -26,6 +26,7 @@ FACING = {
 JUDGING = {
     "busy": "tells a missed speed from other figures",
     "peers": "holds nodes and devices against their equals",
+    "peers_shown": "says in the units of limits how far a device is behind its equals",
     "device_data": "tells numbers from what is none, as limits do",
     "devices": "holds what every device of a node measured against limits",
     "parallel": "holds the parts of a parallel step against closed forms and limits",

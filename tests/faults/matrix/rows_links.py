@@ -11,6 +11,29 @@ SLOW = "180mbit"  # a tenth less than what the others have
 BAD_PATH = "60mbit"
 JUMBO_BYTES = 9000
 HANGS_S = 600.0  # for rows in which several cases run into their deadlines
+_INSIDE = """
+[hardware]
+name = "lab-inside"
+about = "The lab with two ranks on every node, of which what is inside is judged"
+extends = "lab-200mbit"
+auto = false
+
+[absent]
+network = "between nodes of two ranks the lab has no limits"
+
+[[limit]]
+metric = ["busbw", "busbw_mean"]
+collective = [
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v",
+    "broadcast", "reduce", "gather", "scatter", "send_recv",
+]
+path = "memory"
+nodes = 1
+min_of_bound = 0.0004
+source = "a fifth of the lab's own floor, as nodes share cores; what is planted leaves 0.006 of 20 to 40 GB/s"
+date = 2026-11-20
+derived = true
+"""
 
 
 def _slow(direction: Direction) -> Plant:
@@ -65,6 +88,12 @@ def _jumbo(scene: Scene) -> None:
 
 def _spine(scene: Scene) -> None:
     scene.lab.split(",".join(scene.drawn), "200mbit")
+
+
+def _inside(scene: Scene) -> tuple[str, ...]:
+    file = scene.place / "lab-inside.toml"
+    file.write_text(_INSIDE)
+    return "--hardware", str(file)
 
 
 slow_link = _slow("both")
@@ -147,7 +176,8 @@ LINKS = (
     Row(
         *("inside-slow", 10, "what ranks of one node send each other is slow"),
         rejected("node", "device", "nic"),
-        lambda scene: scene.lab.shape_loopback(scene.node, "300mbit"),
+        lambda scene: scene.lab.shape_loopback(scene.node, "100mbit"),  # for both directions
+        arguments=_inside,
         nodes=3,
         slots=2,
     ),

@@ -51,10 +51,21 @@ def _with_peers(scene: Scene) -> tuple[str, ...]:
     return "--hardware", str(file)
 
 
+def _throttled(scene: Scene) -> None:
+    """Give the node a fifth of a core; all that runs on one of the others has what they leave it."""
+    _alike(scene)
+    scene.lab.cpu_quota(scene.node, 0.2)
+
+
 def _contended(scene: Scene) -> None:
-    """Nodes share cores here: a quota for all that runs on the node gives it one of its own."""
     scene.lab.hog(scene.node, 3)
-    scene.lab.cpu_quota(scene.node, 1.0)
+    _alike(scene)
+
+
+def _alike(scene: Scene) -> None:
+    """Nodes share cores here: a group for each shares them out by nodes, however much runs on one."""
+    for node in scene.lab.nodes:
+        scene.lab.cpu_quota(node, None)
 
 
 NODES = (
@@ -203,8 +214,8 @@ COMPUTE = (
         "cpu-quota",
         12,
         "node throttled to a fifth of a core",
-        rejected("device", "node", words=("tflops",)),
-        lambda scene: scene.lab.cpu_quota(scene.node, 0.2),
+        rejected("device", "node", words=("quota",)),
+        _throttled,
         workload="nodes",
         arguments=_with_peers,
         nodes=SIX,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,17 @@ def test_a_healthy_node_says_its_speeds_and_computes_the_same_every_time(size: i
         found = speeds(measurement, metrics)
         assert {metric for metric, _, _ in found} == set(metrics)
         assert all(speed > 0 for speed in found.values())
+
+
+@pytest.mark.parametrize(("backend", "speed"), [("gloo", 2.0), ("nccl", 1.0)])
+def test_a_cpu_that_others_interrupt_counts_by_what_they_left_it(backend: str, speed: float) -> None:
+    """Of 21 products most took twice as long; on a GPU, which nobody shares, that is how fast it is."""
+    series = {"metric": "tflops", "what": "fp32", "load": "alone", "amount": 2.0}
+    answer = {"series": [{**series, "seconds": [2.0] * 15 + [1.0] * 6}]}
+    measurement = replace(measured([answer]), backend=backend)
+    assert list(speeds(measurement, ("tflops",)).values()) == [speed]
+    slow = replace(measured([{"series": [{**series, "seconds": [2.0] * 21}]}]), backend=backend)
+    assert list(speeds(slow, ("tflops",)).values()) == [1.0]
 
 
 def test_a_product_that_differs_from_its_repeats_is_wrong() -> None:
