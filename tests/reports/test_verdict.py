@@ -86,6 +86,8 @@ def test_a_failure_of_one_node_alone_rejects_it() -> None:
     assert standings(records) == {"gpu01": "rejected", "gpu02": "accepted"}
     assert node(records, "gpu01").checks == (alone("gpu01"),)
     assert status(records) == 1
+    [named] = decide(records).blame
+    assert (named.check, named.blame.kind, named.blame.nodes) == (alone("gpu01"), BlameKind.NODE, ("gpu01",))
 
 
 def test_a_failure_of_one_node_blamed_on_software_rejects_nobody() -> None:
