@@ -1,6 +1,8 @@
 """Rounds of a search over the links of a lab: a controller that makes one after another, and the hand on it.
 
-python -m tests.faults.rounds HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON     reads and writes a JSON object per line
+python -m tests.faults.rounds MBIT HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON      reads and writes JSON objects
+
+MBIT is the rate in Mbit/s to which all links of the lab are shaped.
 """
 
 from __future__ import annotations
@@ -12,21 +14,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fixtures.blame.links import Links
 from fixtures.blame.model import Reading, Trial, Way
 from fixtures.blame.rounds import circle
+from fixtures.blame.search import Rules, search
+from fixtures.blame.testers import LinksOnly
 from fixtures.measure import CaseRequest, World
 from fixtures.plan import NETWORK, Case, Planned
 from fixtures.target import Target
 from tests.lab import Lab
 from tests.lab.controller import opened
 from tests.lab.handle import end
+from thresholds.hardware import Hardware
 from thresholds.load import load
 
+USUAL_MBIT = 200.0
 HARDWARE = Path(__file__).parents[2] / "thresholds" / "lab-200mbit.toml"
 
 
@@ -58,6 +64,16 @@ class Round:
         return [r.sentence for t in self.trials for r in t.readings if r.bad]
 
 
+@dataclass(frozen=True)
+class Searched:
+    """What a whole search named, and what it cost."""
+
+    named: tuple[tuple[str, tuple[str, ...]], ...]
+    sentence: str
+    rounds: int
+    seconds: float
+
+
 class Rounds:
     """The hand on a controller that is at work in a lab."""
 
@@ -72,13 +88,23 @@ class Rounds:
         """Try these nodes by themselves."""
         return self._ask("alone", nodes)
 
+    def search(self, seed: int) -> Searched:
+        """Look for what is slow among all nodes."""
+        told = self._tell({"call": "search", "seed": seed})
+        named = tuple((kind, tuple(nodes)) for kind, nodes in told["named"])
+        return Searched(named, told["sentence"], told["rounds"], told["seconds"])
+
     def _ask(self, call: str, groups: Sequence[Any]) -> Round:
+        answer = self._tell({"call": call, "groups": groups})
+        return Round(tuple(_trial(said) for said in answer["trials"]), answer["seconds"])
+
+    def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"call": call, "groups": groups}) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        return Round(tuple(_trial(said) for said in answer["trials"]), answer["seconds"])
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
 
 
 def _trial(said: dict[str, Any]) -> Trial:
@@ -87,10 +113,10 @@ def _trial(said: dict[str, Any]) -> Trial:
 
 
 @contextlib.contextmanager
-def rounds(lab: Lab) -> Iterator[Rounds]:
-    """Open the lab's nodes, lend rounds in one job, and leave the nodes clean."""
+def rounds(lab: Lab, mbit: float = USUAL_MBIT) -> Iterator[Rounds]:
+    """Open the nodes of a lab with links of this rate, lend rounds in one job, and leave the nodes clean."""
     options = lab.suite_arguments()[1::2]
-    argv = [sys.executable, "-m", "tests.faults.rounds", *options]
+    argv = [sys.executable, "-m", "tests.faults.rounds", str(mbit), *options]
     pipe = subprocess.PIPE
     process = lab.popen(argv, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2])
     try:
@@ -118,16 +144,35 @@ def _answer(links: Links, asked: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": time.monotonic() - began, "trials": [asdict(trial) for trial in trials]}
 
 
+def _search(links: Links, nodes: Sequence[str], seed: int) -> dict[str, Any]:
+    began = time.monotonic()
+    located = search(nodes, LinksOnly(links), seed, Rules(symptom="slow"))
+    named = [(blame.kind.value, blame.nodes) for blame in located.blame]
+    seconds = time.monotonic() - began
+    return {"named": named, "sentence": located.sentence, "rounds": located.rounds, "seconds": seconds}
+
+
+def shaped(mbit: float) -> Hardware:
+    """Give the lab's hardware file with links of another rate."""
+    hardware = load(HARDWARE)
+    links = {**hardware.line_rate.links, "network": mbit / 8e3}
+    return replace(hardware, line_rate=replace(hardware.line_rate, links=links))
+
+
 def main(arguments: list[str]) -> None:
     """Open the cluster, answer until the input ends, leave it clean."""
-    with opened(arguments, "search") as cluster:
+    mbit, *where = arguments
+    with opened(where, "search") as cluster:
         names = tuple(cluster.nodes)
         ranks = {name: node.ranks for name, node in cluster.nodes.items()}
         planned = Planned(Case("collectives.sweep"), NETWORK, names, "rounds", ())
-        links = Links(cluster.run, Target(planned, ranks, load(HARDWARE), "gloo", {}))
+        links = Links(cluster.run, Target(planned, ranks, shaped(float(mbit)), "gloo", {}))
         cluster.run([CaseRequest("nodes.present", World((name,)), {}, 60.0) for name in names])
         for line in sys.stdin:
-            print(json.dumps(_answer(links, json.loads(line))), flush=True)
+            asked = json.loads(line)
+            looks = asked["call"] == "search"
+            answer = _search(links, names, asked["seed"]) if looks else _answer(links, asked)
+            print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
