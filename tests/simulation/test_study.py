@@ -11,6 +11,7 @@ import pytest
 
 from fixtures.blame.search import search
 from tests.bounds import clopper_pearson
+from tests.simulation.flapping import lines
 from tests.simulation.study import NOISE, RARELY, Setting, settings, study, table
 from tests.simulation.world import World, named
 
@@ -86,3 +87,13 @@ def test_the_command_prints_the_table() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.startswith("| nodes | bad | shows |")
     assert len(done.stdout.splitlines()) == 2 + len(list(settings([16])))
+
+
+def test_the_table_of_flapping_nics_counts_every_search_once() -> None:
+    head, rule, *rows = lines(2)
+    assert head.count("|") == rule.count("|")
+    assert len(rows) == 12
+    for row in rows:
+        searches, *counts = (int(cell) for cell in row.split(" | ")[3:9])
+        assert sum(counts) == searches == 2
+        assert counts[-1] == 0

@@ -23,13 +23,18 @@ class World:
     """What is bad, how often that shows and how often good things seem bad; and who was asked what.
 
     `links` are nodes that are bad whenever they send or receive, `parts` and `ways` are bad alone;
-    `groups` says whether the case itself fails on a group.
+    Of a node that `flaps` one of both ways of a pair is bad so often, and never both. Whoever is in `leaf`
+    reaches the others over one link that carries so many pairs at once: more are slow together.
+    `case` says whether the case itself fails on a group.
     """
 
     seed: int = 0
     links: Collection[str] = ()
     parts: Collection[Part] = ()
     ways: Collection[Way] = ()
+    flaps: Mapping[str, float] = field(default_factory=dict)
+    leaf: Collection[str] = ()
+    carries: int = 1
     alone_bad: Collection[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)  # nodes of which nothing is learned, and why
     case: Callable[[tuple[str, ...]], bool] = lambda group: False
@@ -46,18 +51,25 @@ class World:
     def alone(self, nodes: Sequence[str]) -> list[Trial]:
         """Try every node by itself."""
         return [
-            self._trial((node,), [(Way(node, node), node in self.alone_bad)]) for node in self._ask(nodes)
+            self._trial((node,), [(Way(node, node), node in self.alone_bad, False)])
+            for node in self._ask(nodes)
         ]
 
     def pairs(self, pairs: Sequence[Pair]) -> list[Trial]:
         """Try every pair, in both directions and on every rail."""
         self.asked.append(list(pairs))
-        return [self._trial(pair, [(way, self._bad(way)) for way in self._between(pair)]) for pair in pairs]
+        shared, away = self._crowded(pairs), self._away(pairs)
+        return [
+            self._trial(
+                pair, [(way, self._bad(way) or way in shared, way in away) for way in self._between(pair)]
+            )
+            for pair in pairs
+        ]
 
     def groups(self, groups: Sequence[tuple[str, ...]]) -> list[Trial]:
         """Try the case on every group."""
         self.asked.append(list(groups))
-        return [self._trial(group, [(Way(group[0], group[-1]), self.case(group))]) for group in groups]
+        return [self._trial(group, [(Way(group[0], group[-1]), self.case(group), False)]) for group in groups]
 
     def _ask(self, nodes: Sequence[str]) -> Sequence[str]:
         self.asked.append([(node,) for node in nodes])
@@ -73,12 +85,34 @@ class World:
         ends = (Part(way.source, True, way.rail), Part(way.destination, False, way.rail))
         return bool(self._parts) and not self._parts.isdisjoint(ends)
 
-    def _trial(self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool]]) -> Trial:
+    def _away(self, pairs: Sequence[Pair]) -> set[Way]:
+        """Return the ways in whose turn the NIC of an end is away."""
+        chances = ((pair, self.flaps.get(node, 0.0)) for pair in pairs for node in pair)
+        return {
+            self._random.choice(self._between(pair))
+            for pair, chance in chances
+            if chance and self._random.random() < chance
+        }
+
+    def _crowded(self, pairs: Sequence[Pair]) -> set[Way]:
+        """Return the ways that share the one link with too many others; every pair goes forth, then back."""
+        ways = [*(Way(one, other) for one, other in pairs), *(Way(other, one) for one, other in pairs)]
+        up = [[way for way in turn if self._leaves(way)] for turn in (ways[: len(pairs)], ways[len(pairs) :])]
+        down = [
+            [way for way in turn if self._leaves(Way(way.destination, way.source))]
+            for turn in (ways[: len(pairs)], ways[len(pairs) :])
+        ]
+        return {way for turn in (*up, *down) if len(turn) > self.carries for way in turn}
+
+    def _leaves(self, way: Way) -> bool:
+        return way.source in self.leaf and way.destination not in self.leaf
+
+    def _trial(self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool, bool]]) -> Trial:
         why = next((self.lost[node] for node in group if node in self.lost), "")
         if why:
             return Trial(group, (), why)
         self.readings += len(ways)
-        return Trial(group, tuple(Reading(way, self._seems(bad)) for way, bad in ways))
+        return Trial(group, tuple(Reading(way, away or self._seems(bad)) for way, bad, away in ways))
 
     def _seems(self, bad: bool) -> bool:
         chance = self.shows if bad else self.false_alarm
