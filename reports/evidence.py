@@ -70,7 +70,7 @@ def _convicted(check: CheckRecord) -> Iterator[Finding]:
     for node, blame in convictions(check):
         weight = Weight.CORRUPTION if blame.kind is BlameKind.WRONG_DATA else Weight.CONVICTED
         yield Finding(node, weight, f"{check.name}: {blame.sentence or check.reason}", check.id)
-    if check.outcome is Outcome.FAIL and len(check.nodes) == 1 and not check.blame:
+    if check.failed_alone:
         yield Finding(check.nodes[0], Weight.CONVICTED, f"{check.name}: {check.reason}", check.id)
 
 

@@ -212,7 +212,7 @@ def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Ga
 def _why_silent(node: NodeRecord | None) -> str:
     if node is None or node.state == READY:
         return "planned, never reported"
-    return f"{node.name} is {node.state}: {node.reason}".rstrip(": ")
+    return node.said
 
 
 def _not_applicable(checks: Sequence[Check]) -> list[Gap]:

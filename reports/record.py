@@ -136,6 +136,11 @@ class NodeRecord:
     hardware: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def said(self) -> str:
+        """What it is and why, in one sentence."""
+        return f"{self.name} is {self.state}: {self.reason}".rstrip(": ")
+
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -196,6 +201,11 @@ class CheckRecord:
     def parts(self) -> tuple[CheckRecord | Repeat, ...]:
         """The check, and then each of its repeats."""
         return (self, *self.repeats)
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed on one node, and none of its judges named a part of that."""
+        return self.outcome is Outcome.FAIL and len(self.nodes) == 1 and not self.blame
 
 
 @dataclass(frozen=True)

@@ -103,20 +103,14 @@ def decide(records: Sequence[Record]) -> RunVerdict:
 def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator[Blamed]:
     """Yield what the checks name, who failed alone, and who is gone without a check that says so."""
     named = [Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame]
-    alone = [check for check in checks if _alone(check)]
+    alone = [check for check in checks if check.failed_alone]
     named += [Blamed(check.id, Blame(BlameKind.NODE, check.nodes, check.reason)) for check in alone]
     yield from named
     known = {node for one in named for node in one.blame.nodes}
     last = {record.name: record for record in records if isinstance(record, NodeRecord)}
     for node in last.values():
         if node.state not in (READY, SET_ASIDE) and node.name not in known:
-            sentence = f"{node.name} is {node.state}: {node.reason}"
-            yield Blamed("", Blame(BlameKind.LOST, (node.name,), sentence))
-
-
-def _alone(check: CheckRecord) -> bool:
-    """Whether a check failed on one node, and none of its judges named a part of that."""
-    return check.outcome is Outcome.FAIL and len(check.nodes) == 1 and not check.blame
+            yield Blamed("", Blame(BlameKind.LOST, (node.name,), node.said))
 
 
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
