@@ -82,11 +82,12 @@ def _neighbours(plan: Plan, name: str) -> str:
     The kernel keeps one table of neighbours for all network namespaces, of 1024 (gc_thresh3): 32 nodes that
     know each other fill it, and then healthy ones do not reach each other any more.
     """
-    others = [other for other in plan.names if other != name and plan.nodes > MOST_THAT_ASK]
-    lines = (
+    if plan.nodes <= MOST_THAT_ASK:
+        return ""
+    others = (other for other in plan.names if other != name)
+    return "".join(
         f"neigh add {plan.address(one)} lladdr {plan.mac(one)} dev eth0 nud permanent\n" for one in others
     )
-    return "".join(lines)
 
 
 def etc_hosts(plan: Plan) -> str:
