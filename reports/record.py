@@ -52,7 +52,8 @@ class Blame:
 
     `nodes` holds one name, or both ends of a path (of a direction: from the first to the second), or none:
     what is bad only at scale is no node's. `evidence` are the observations behind it, one line each, and
-    `confidence` how sure a search is of it. `proved`: it came back when the case was run again.
+    `confidence` how sure a search is of it. `proved`: it came back when the case was run again, or was shown
+    in another way.
     """
 
     kind: BlameKind

@@ -69,6 +69,14 @@ def _hole_later(scene: Scene, running: Running) -> None:
     _hole(scene)
 
 
+def _holes_later(scene: Scene, running: Running) -> None:
+    """Flows of one node that share a bad part of the fabric: its others pass."""
+    at_work(scene, running)
+    node, *partners = scene.drawn
+    for partner in partners:
+        scene.lab.blackhole(node, partner)
+
+
 def _cut_off_later(scene: Scene, running: Running) -> None:
     at_work(scene, running)
     scene.lab.block_peers(scene.node)
@@ -137,6 +145,14 @@ LINKS = (
         between(*PATHS, names=Names.PAIR),
         during=_hole_later,
         faulty=2,
+        limit_s=HANGS_S,
+    ),
+    Row(
+        *("two-holes-later", 6, "blackholes between a node and two of four others while ranks are at work"),
+        Expect((2,), ("unproven",), healthy=("unproven",), also=PATHS),
+        during=_holes_later,
+        nodes=5,
+        faulty=3,
         limit_s=HANGS_S,
     ),
     Row(
