@@ -97,8 +97,11 @@ def network_bound(w: Wires) -> float:
     Ring (also the chain of broadcast and reduce): each edge between nodes carries the busbw, rings are spread
     over all NICs of a node and pass all its ranks: min(B, V) (sjeaugey in NVIDIA/nccl-tests#160 and #196).
     Send_recv shifts by one rank, so one rank per node crosses, by one NIC: r. Gather and scatter: the root
-    exchanges n-g of n shares with other nodes, by its one NIC: r(n-1)/(n-g).
+    exchanges n-g of n shares with other nodes, by its one NIC: r(n-1)/(n-g). Bisection shifts by n//2 ranks:
+    every rank crosses, and nothing passes inside a node, see `_bisection`.
     """
+    if w.collective == "bisection":
+        return _bisection(w)
     if w.collective in ("all_to_all", "all_to_all_v"):
         return _all_to_all(w)
     if w.collective == "send_recv":
@@ -146,6 +149,14 @@ def _all_to_all(w: Wires) -> float:
     return w.B / w.g * (w.n - 1) / (w.n - w.g)
 
 
+def _bisection(w: Wires) -> float:
+    """Each of a node's g ranks sends S away and takes S in, as g <= n//2 <= n-g: t >= gS/B, busbw <= B/g.
+
+    That is r where every rank has a NIC of its own, and a rank's part of the one that they share.
+    """
+    return w.B / w.g
+
+
 def _sharp(w: Wires) -> float:
     """All_reduce in the InfiniBand switches: each node sends S once: busbw = 2(n-1)/n S/t <= 2(n-1)/n B."""
     return 2 * (w.n - 1) / w.n * w.B if w.sharp else 0.0
@@ -167,7 +178,10 @@ def nic_ceiling(w: Wires) -> float:
     """Nothing passes inside a node (P2P and SHM off): every rank sends its busbw through its own NIC: r.
 
     SHARP may halve what an all_reduce sends. Where ranks share a NIC this is loose, as r is all of it.
+    A bisection takes NICs alone on any path, so that its bound is that across nodes.
     """
+    if w.collective == "bisection":
+        return _bisection(w)
     return w.r * 2 * (w.n - 1) / w.n if w.sharp and w.collective == "all_reduce" else w.r
 
 

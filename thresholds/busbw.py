@@ -12,10 +12,11 @@ def busbw_factor(collective: str, ranks: int) -> float:
 
     Every rank of an all_reduce must send and receive its S bytes (n-1)/n of the way round twice (reduce,
     then distribute): 2(n-1)/n. Where each rank keeps one share of n (all_gather, reduce_scatter,
-    all_to_all, gather, scatter) only the n-1 others travel: (n-1)/n. A broadcast, a reduce and a ring shift
-    move all S bytes: 1. `size` is the full buffer: of every rank for all_reduce, broadcast, reduce,
-    all_to_all and send_recv, of the receive side for all_gather, of the send side for reduce_scatter, of the
-    root for gather and scatter, and the largest sent or received by any rank for all_to_all_v.
+    all_to_all, gather, scatter) only the n-1 others travel: (n-1)/n. A broadcast, a reduce and a shift
+    by any number of ranks move all S bytes: 1. `size` is the full buffer: of every rank for all_reduce,
+    broadcast, reduce, all_to_all, send_recv and bisection, of the receive side for all_gather, of the send
+    side for reduce_scatter, of the root for gather and scatter, and the largest sent or received by any rank
+    for all_to_all_v.
     Source: NVIDIA/nccl-tests@a0b82b2 doc/PERFORMANCE.md and GetBw in src/*.cu.
     """
     if collective not in DATA_COLLECTIVES:

@@ -19,6 +19,7 @@ COLLECTIVES = (
     "gather",
     "scatter",
     "send_recv",
+    "bisection",
     "barrier",
 )
 DATA_COLLECTIVES = COLLECTIVES[:-1]

@@ -10,6 +10,8 @@ from fixtures.plan import Case
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 MOVEMENTS = ("all_gather", "all_to_all", "all_to_all_v", "broadcast", "gather", "scatter", "send_recv")
 DATA = (*REDUCTIONS, *MOVEMENTS)
+# What is moved across nodes alone: inside a node all_to_all takes every way already.
+ACROSS = ("bisection",)
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
 # The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
 OPERATIONS = ("avg", "min", "max", "prod")

@@ -8,8 +8,9 @@ Rank r's buffer of iteration t is P(r, t), known to everybody in closed form (`f
     all_gather      every rank: P(0), P(1), ...         gather     the root: P(0), P(1), ...
     all_to_all(_v)  rank r: P(0)[r], P(1)[r], ...       reduce     the root: G
     send_recv       rank r ends with P(r-1)             barrier    nobody leaves before all have entered
+    bisection       rank r ends with P(r-n//2)
 
-The root of iteration t is rank t mod n.
+The root of iteration t is rank t mod n; ranks are counted mod n.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import Check
 from fixtures.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, over
-from suites.collectives.cases import DATA, sweep
+from suites.collectives.cases import ACROSS, DATA, sweep
 
 LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
@@ -14,6 +14,14 @@ NICS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 @over(sweep(DATA, LARGE), INSIDE, NETWORK, metrics=BANDWIDTH)
 def test_busbw_holds_its_floor(check: Check) -> None:
     """Bus bandwidth at plateau sizes: the median, the whole and the slow iterations."""
+    check.measure_bandwidth()
+    check.judge()
+
+
+# A ring sends one flow each way over what joins two halves, however thin it is for more.
+@over(sweep(ACROSS, LARGE), NETWORK, metrics=BANDWIDTH)
+def test_bisection_bandwidth_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth while every rank talks with the other half of the cluster."""
     check.measure_bandwidth()
     check.judge()
 

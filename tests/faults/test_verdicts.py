@@ -51,6 +51,22 @@ def test_one_slow_link_costs_its_node_and_nobody_else(tmp_path: Path) -> None:
     assert any("all_reduce busbw" in fault and "the link of n03 is slow" in fault for fault in done.faults())
 
 
+def test_halves_behind_one_thin_link_miss_the_bisection_and_condemn_nobody(tmp_path: Path) -> None:
+    """The two are neighbours in the ring, so that it sends one flow each way over that link."""
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        lab.split("n01,n04", "200mbit")
+        ring = "test_busbw_holds and send_recv and network"
+        done = accept(lab, tmp_path, *COLLECTIVES, "-k", f"test_bisection or ({ring})")
+    assert done.status == 1, done.output
+    assert (done.listed("rejected"), done.listed("unproven")) == ([], NODES)
+    outcomes = {one["id"].rpartition("::")[2]: one["outcome"] for one in done.checks()}
+    assert outcomes["test_busbw_holds_its_floor[send_recv-network]"] == "pass"
+    assert outcomes["test_bisection_bandwidth_holds_its_floor[bisection-network]"] == "fail"
+    (blame,) = done.verdict["blame"]
+    assert blame["kind"] in ("fabric", "scale-only")
+    assert blame["nodes"] == []
+
+
 def test_a_corrupted_rank_is_rejected_by_name(tmp_path: Path) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         lab.patch_torch("n02", CORRUPT)

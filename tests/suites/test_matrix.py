@@ -66,15 +66,21 @@ def test_names_do_not_depend_on_other_nodes() -> None:
 @pytest.mark.parametrize("place", ["inside-gpu-01", "network"])
 def test_every_collective_is_compared_in_every_dtype_and_timed(place: str) -> None:
     names = planned(TWO)
-    data = [name for name in COLLECTIVES if name != "barrier"]
+    everywhere = [name for name in COLLECTIVES if name not in cases.ACROSS]
+    data = [name for name in everywhere if name != "barrier"]
     for collective in data:
         assert f"{test_bandwidth.__name__}::test_busbw_holds_its_floor[{collective}-{place}]" in names
         for dtype in DTYPES:
             wanted = f"test_every_element_arrives[{collective}-{dtype}-{place}]"
             assert f"{test_exactness.__name__}::{wanted}" in names
-    for collective in COLLECTIVES:
+    for collective in everywhere:
         wanted = f"test_latency_stays_below_its_ceiling[{collective}-{place}]"
         assert f"{test_latency.__name__}::{wanted}" in names
+
+
+def test_the_halves_of_the_cluster_are_judged_across_nodes_and_nowhere_else() -> None:
+    found = {name.rpartition("::")[2] for name in planned(TWO) if "bisection" in name}
+    assert found == {"test_bisection_bandwidth_holds_its_floor[bisection-network]"}
 
 
 def test_the_nics_are_judged_alone() -> None:
@@ -86,5 +92,5 @@ def test_what_the_controller_knows_of_shapes_is_true() -> None:
     assert {name for name, shape in SHAPES.items() if shape.to_root} == judging.TO_ROOT
     assert {name for name, shape in SHAPES.items() if shape.sharded} == requests.SHARDED
     assert {name for name, shape in SHAPES.items() if shape.reduces} == set(cases.REDUCTIONS)
-    assert set(cases.DATA) == set(SHAPES)
+    assert {*cases.DATA, *cases.ACROSS} == set(SHAPES)
     assert requests.ALIGN_BYTES == ALIGN_BYTES

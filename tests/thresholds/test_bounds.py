@@ -127,10 +127,19 @@ def test_a_root_has_one_nic_and_a_shift_crosses_one() -> None:
     assert bound(case("send_recv", 4), H100) == ceiling(case("send_recv", 4), H100) == 50
 
 
+@pytest.mark.parametrize("path", ["network", "nic"])
+def test_in_a_bisection_every_rank_has_its_part_of_the_nics(path: str) -> None:
+    own = case("bisection", 4, path)
+    assert bound(own, H100) == ceiling(own, H100) == 50
+    shared = case("bisection", 4, path, ranks_per_node=2)
+    assert bound(shared, LAB) == ceiling(shared, LAB) == 0.0125
+
+
 def test_a_slow_link_inside_bounds_what_crosses_nodes() -> None:
     pcie = LineRate("pcie", {"pcie": 25.0, "network": 50.0})
     assert bound(case("all_gather", 2), pcie) == 25
     assert bound(case("send_recv", 2), pcie) == 25
+    assert bound(case("bisection", 2), pcie) == 50  # nothing of it passes inside
     assert ceiling(case("broadcast", 2), pcie) == pytest.approx(25 * 8 / 7)
 
 

@@ -21,6 +21,7 @@ from thresholds.units import DATA_COLLECTIVES
         ("broadcast", 1.0),
         ("reduce", 1.0),
         ("send_recv", 1.0),
+        ("bisection", 1.0),
     ],
 )
 def test_factors_of_eight_ranks(collective: str, factor: float) -> None:

@@ -156,7 +156,7 @@ def test_h100_accepts_what_healthy_nodes_published(nodes: int, healthy: float, s
     assert [one.outcome for one in found if one] == [Outcome.PASS, Outcome.FAIL]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "send_recv", "all_gather"])
+@pytest.mark.parametrize("collective", ["all_reduce", "send_recv", "bisection", "all_gather"])
 def test_the_lab_tells_180_mbit_from_200(collective: str) -> None:
     hardware = FILES["lab-200mbit"]
     case: Case = {
@@ -169,6 +169,20 @@ def test_the_lab_tells_180_mbit_from_200(collective: str) -> None:
     healthy = 0.945 * 0.025
     found = [judge(hardware, "busbw", case, value, 20) for value in (healthy, healthy * 180 / 200)]
     assert [one.outcome for one in found if one] == [Outcome.PASS, Outcome.FAIL]
+
+
+def test_a_fabric_of_half_the_rate_misses_the_floor_of_a_bisection_unless_the_file_says_why_not() -> None:
+    blind = set()
+    for hardware in (one for one in FILES.values() if "network" in one.line_rate.links):
+        ranks = int(hardware.expect.get("gpus_per_node") or 1)
+        case: Case = {"collective": "bisection", "path": "network", "nodes": 4, "ranks_per_node": ranks}
+        case["size"] = hardware.sweep.plateau[0]
+        best = bound(case, hardware.line_rate)
+        assert outcome(hardware, "busbw", case, 0.95 * best) is Outcome.PASS
+        if outcome(hardware, "busbw", case, best / 2) is not Outcome.FAIL:
+            assert "oversubscription of 2:1" in find(hardware, "busbw", case).source
+            blind.add(hardware.name)
+    assert blind == {"aws-p3dn", "oci-a100-40", "oci-a100-80"}
 
 
 def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
