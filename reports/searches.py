@@ -1,4 +1,4 @@
-"""What a search for the bad part saw, as a table of senders and receivers.
+"""What a search for the bad part saw: a table of senders and receivers, and what larger groups showed.
 
 It is drawn from the record of a check, which anybody may have written: all of it is checked.
 """
@@ -25,7 +25,8 @@ class Cell:
 class Searched:
     """One search: how it ended, and for each sender what came out at each receiver.
 
-    `nodes` are those on bad ways first, and then others in the order in which they were read.
+    `nodes` are those on bad ways first, and then others in the order in which they were read. `groups` are
+    those of more than two nodes: what is bad among them is bad on no way that can be told.
     """
 
     sentence: str
@@ -33,12 +34,14 @@ class Searched:
     nodes: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
     left_out: int
+    groups: tuple[tuple[tuple[str, ...], Cell], ...]
 
 
 @dataclass(frozen=True)
 class _Seen:
     source: str
     destination: str
+    group: tuple[str, ...]
     bad: bool
     sentence: str
 
@@ -51,20 +54,36 @@ def of(check: CheckRecord) -> Searched | None:
     sentence, rounds = found.get("sentence"), found.get("rounds")
     if not isinstance(sentence, str) or not isinstance(rounds, int) or not rounds:
         return None
-    seen = _seen(found.get("readings"))
+    readings = _seen(found.get("readings"))
+    seen = [one for one in readings if len(one.group) <= 2]
     every = _in_order(seen)
     nodes = every[:MOST_NODES]
     rows = tuple((sender, tuple(_cell(seen, sender, receiver) for receiver in nodes)) for sender in nodes)
-    return Searched(sentence, rounds, nodes, rows, len(every) - len(nodes))
+    return Searched(sentence, rounds, nodes, rows, len(every) - len(nodes), _groups(readings))
+
+
+def _groups(readings: Sequence[_Seen]) -> tuple[tuple[tuple[str, ...], Cell], ...]:
+    groups = dict.fromkeys(one.group for one in readings if len(one.group) > 2)
+    return tuple((group, _summed([one for one in readings if one.group == group])) for group in groups)
 
 
 def _seen(readings: object) -> list[_Seen]:
     entries = readings if isinstance(readings, Sequence) and not isinstance(readings, str) else []
     return [
-        _Seen(entry["from"], entry["to"], entry.get("bad") is True, str(entry.get("sentence", "")))
+        _Seen(
+            entry["from"],
+            entry["to"],
+            _names(entry.get("group")),
+            entry.get("bad") is True,
+            str(entry.get("sentence", "")),
+        )
         for entry in entries
         if isinstance(entry, Mapping) and all(isinstance(entry.get(end), str) for end in ("from", "to"))
     ]
+
+
+def _names(group: object) -> tuple[str, ...]:
+    return tuple(map(str, group)) if isinstance(group, list) else ()
 
 
 def _in_order(seen: Sequence[_Seen]) -> tuple[str, ...]:
@@ -77,7 +96,10 @@ def _in_order(seen: Sequence[_Seen]) -> tuple[str, ...]:
 
 
 def _cell(seen: Sequence[_Seen], sender: str, receiver: str) -> Cell:
-    mine = [one for one in seen if (one.source, one.destination) == (sender, receiver)]
+    return _summed([one for one in seen if (one.source, one.destination) == (sender, receiver)])
+
+
+def _summed(mine: Sequence[_Seen]) -> Cell:
     if not mine:
         return Cell("")
     worst = max(mine, key=lambda one: one.bad)

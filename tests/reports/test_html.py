@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from reports import html, plots, provenance
-from reports.record import BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
+from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
@@ -203,6 +203,22 @@ def test_many_nodes_with_one_reason_are_one_row(tmp_path: Path) -> None:
 def test_checks_that_ended_alike_are_told_once(tmp_path: Path) -> None:
     checks = [check(f"t.py::test_{n}", ["gpu01"], Outcome.UNCHECKED, reason="no route") for n in range(5)]
     assert page(journal_of(*checks), tmp_path).count("<article") == 1
+
+
+def test_of_many_checks_that_ended_alike_a_few_stand_open(tmp_path: Path) -> None:
+    checks = [check(f"t.py::test_{n}", ["gpu01"], Outcome.UNCHECKED, reason="no route") for n in range(9)]
+    text = page(journal_of(*checks), tmp_path)
+    shown, _, folded = text[text.index('<section id="trouble">') :].partition(
+        "<summary>4 more checks</summary>"
+    )
+    assert [f"test_{n}" in shown for n in range(9)] == [True] * 5 + [False] * 4
+    assert all(f"test_{n}" in folded for n in range(5, 9))
+
+
+def test_a_blame_without_a_node_names_what_it_is(tmp_path: Path) -> None:
+    fabric = Blame(BlameKind.FABRIC, (), "all ways are slow")
+    text = page(journal_of(check(PAIR, outcome=Outcome.FAIL, reason="slow", blame=(fabric,))), tmp_path)
+    assert '<span class="label">blame</span> fabric: all ways are slow</p>' in text
 
 
 def test_a_picture_needs_no_style_and_shows_the_failed_curve(drawn: Path) -> None:

@@ -48,6 +48,17 @@ def test_who_is_on_bad_ways_comes_first_and_the_worst_reading_counts() -> None:
     assert (cells["n1", "n2"].word, cells["n3", "n1"].word) == ("good", "")
 
 
+def test_what_more_than_two_nodes_showed_together_is_on_no_way_of_theirs() -> None:
+    together = {**reading("n1", "n3", bad=True), "group": ["n1", "n2", "n3"], "sentence": "too slow"}
+    pair = {**reading("n1", "n3"), "group": ["n1", "n3"]}
+    table = found(searched(together, together, pair))
+    assert table is not None
+    assert sorted(cell.word for _, row in table.rows for cell in row) == ["", "", "", "good"]
+    [(group, cell)] = table.groups
+    assert group == ("n1", "n2", "n3")
+    assert (cell.word, cell.text) == ("bad", "2 of 2 readings are bad; too slow")
+
+
 def test_many_nodes_are_cut_and_counted() -> None:
     table = found(searched(*(reading(f"n{number}", "hub") for number in range(20))))
     assert table is not None
@@ -77,9 +88,11 @@ def test_readings_that_are_none_are_left_out(readings: object) -> None:
 
 
 def test_the_page_shows_the_table(tmp_path: Path) -> None:
-    search = searched(reading("gpu01", "gpu02", bad=True), reading("gpu02", "<b>"))
+    three = {**reading("gpu01", "gpu03", bad=True), "group": ["gpu01", "gpu02", "gpu03"]}
+    search = searched(reading("gpu01", "gpu02", bad=True), reading("gpu02", "<b>"), three)
     records = journal_of(replace(check(PAIR, outcome=Outcome.FAIL), recorded={"search": search}))
     html.write(tmp_path, records, decide(records))
     page = (tmp_path / "report.html").read_text()
     assert 'title="1 of 1 readings are bad; gpu01 to gpu02">bad</td>' in page
+    assert 'together: bad <span class="quiet">(1 of 1 readings are bad; gpu01 to gpu03)' in page
     assert "<b>" not in page.split('class="ways"')[1].split("</table>")[0]
