@@ -79,7 +79,7 @@ def _holes_later(scene: Scene, running: Running) -> None:
 
 def _cut_off_later(scene: Scene, running: Running) -> None:
     at_work(scene, running)
-    scene.lab.block_peers(scene.node)
+    scene.each(scene.lab.block_peers)
 
 
 def _cable_later(scene: Scene, running: Running) -> None:
@@ -169,6 +169,14 @@ LINKS = (
         *("peers-cut-later", 6, "all peers lost while ranks are at work"),
         rejected("nic", "node"),
         during=_cut_off_later,
+        limit_s=HANGS_S,
+    ),
+    Row(
+        *("two-cut-off-later", 6, "two nodes of five lose all peers while ranks are at work"),
+        unproven("lost"),
+        during=_cut_off_later,
+        nodes=5,
+        faulty=2,
         limit_s=HANGS_S,
     ),
     Row(
