@@ -51,6 +51,7 @@ def test_one_slow_link_costs_its_node_and_nobody_else(tmp_path: Path) -> None:
     assert any("all_reduce busbw" in fault and "the link of n03 is slow" in fault for fault in done.faults())
 
 
+@pytest.mark.long
 def test_halves_behind_one_thin_link_miss_the_bisection_and_condemn_nobody(tmp_path: Path) -> None:
     """The two are neighbours in the ring, so that it sends one flow each way over that link."""
     with Lab.up(nodes=4, rate="200mbit") as lab:

@@ -19,7 +19,12 @@ LEAST_OF_A_STEP = 2
 LEAST_IN_ALL = 40
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+LONG = {"mesh"}  # four minutes where others take one: its worlds are the largest
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in FAMILIES]
+)
 def test_no_bug_survives(family: str) -> None:
     assert survivors(FAMILIES[family]) == []
 
