@@ -37,16 +37,20 @@ def holds(found: Round, bad: Ways) -> None:
 
 
 @pytest.mark.parametrize("hogs", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_healthy_lab_has_no_bad_way_in_ten_rounds(lab: Lab, tried: Rounds, hogs: int) -> None:
+def test_a_healthy_lab_has_no_more_bad_readings_in_ten_rounds_than_a_search_allows_for(
+    lab: Lab, tried: Rounds, hogs: int
+) -> None:
+    """One in a hundred (`Rules.false_alarm`): of these 80 on a busy machine two at most, and none twice."""
     lab.hog("n02", hogs)
     try:
-        for pairs in schedule(lab.nodes, 10):
-            holds(tried.pairs(*pairs), set())
-        for _ in range(10):
-            found = tried.alone(*lab.nodes)
-            assert found.bad == set(), found.sentences
+        found = [tried.pairs(*pairs) for pairs in schedule(lab.nodes, 10)]
+        found += [tried.alone(*lab.nodes) for _ in range(10)]
     finally:
         lab.unhog("n02")
+    said = [sentence for one in found for sentence in one.sentences]
+    bad = [way for one in found for way in one.bad]
+    assert [why for one in found for why in one.unknown] == []
+    assert len(bad) == len(set(bad)) <= 2, said
 
 
 @pytest.mark.parametrize(
