@@ -50,6 +50,7 @@ def test_a_healthy_lab_has_no_more_bad_readings_in_ten_rounds_than_a_search_allo
     said = [sentence for one in found for sentence in one.sentences]
     bad = [way for one in found for way in one.bad]
     assert [why for one in found for why in one.unknown] == []
+    assert all(all_ways(one) <= one.good | one.bad for one in found)
     assert len(bad) == len(set(bad)) <= 2, said
 
 

@@ -17,8 +17,6 @@ FAMILIES = families()
 WITHOUT = {"nodes", "collectives", "selfcheck"}
 LEAST_OF_A_STEP = 2
 LEAST_IN_ALL = 40
-
-
 LONG = {"mesh"}  # four minutes where others take one: its worlds are the largest
 
 
