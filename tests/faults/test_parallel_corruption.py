@@ -98,7 +98,7 @@ def test_a_low_bit_that_always_flips_is_seen_by_exact_payloads_and_the_node_is_r
     assert (done.status, done.listed("rejected"), done.listed("accepted")) == (1, ["n02"], NOBODY)
 
 
-@pytest.mark.parametrize("family", families("tensor", "mesh"))
+@pytest.mark.parametrize("family", families("tensor"))
 def test_a_flip_above_the_tolerance_is_seen_by_parity(tmp_path: Path, family: str) -> None:
     """Integers arrive as they were: only what floats is wrong."""
     done = spoiled(tmp_path, spoiling.above, [family])
