@@ -35,7 +35,7 @@ accept: .venv/.run
 # the background ignore SIGINT, and one of the faults interrupts a run.
 test: lint .venv/.lab
 	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))
-	env --default-signal=INT $(BIN)/pytest tests/faults -m '$(BESIDE)' --durations=25 > .venv/faults.log 2>&1 & faults=$$!
+	env --default-signal=INT $(BIN)/pytest tests/faults -m '$(BESIDE)' --durations=10 > .venv/faults.log 2>&1 & faults=$$!
 	status=0
 	nice -n 10 $(BIN)/pytest tests/ --ignore tests/faults -m '$(BESIDE)' --durations=10 || status=$$?
 	wait $$faults || status=$$?

@@ -13,7 +13,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat")
+NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat", "nice")
 
 
 class Machine:
@@ -147,6 +147,15 @@ def test_the_second_call_costs_nothing(machine: Machine) -> None:
     }
     assert pytest_calls[3:] == ["pytest tests/ -m alone"]
     assert not [call for call in machine.calls() if call.startswith("python")]
+
+
+def test_what_runs_beside_the_planted_faults_gives_way_to_them(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test", ".lab")
+    for name in ("nice", ".venv/bin/pytest", ".venv/bin/ruff", ".venv/bin/mypy"):
+        machine.command(name)
+    machine.make("test")
+    (gives_way,) = [call for call in machine.calls() if call.startswith("nice")]
+    assert gives_way.startswith("nice -n 10 .venv/bin/pytest tests/ --ignore tests/faults")
 
 
 def test_hosts_and_arguments_are_passed_through(machine: Machine) -> None:
