@@ -87,7 +87,7 @@ def test_one_low_bit_that_flips_once_is_seen_by_the_repeat(tmp_path: Path) -> No
     assert (done.status, done.listed("rejected"), done.listed("accepted")) == (2, NOBODY, NOBODY)
 
 
-@pytest.mark.parametrize("family", families("zero", "expert"))
+@pytest.mark.parametrize("family", families("zero"))
 def test_a_low_bit_that_always_flips_is_seen_by_exact_payloads_and_the_node_is_rejected(
     tmp_path: Path, family: str
 ) -> None:
