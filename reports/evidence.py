@@ -60,6 +60,7 @@ def collect(records: Sequence[Record], ledger: Ledger, everyone: Sequence[str]) 
         *_not_ready(records, everyone),
         *(Finding(node, Weight.UNTRUSTED, untrusted) for node in everyone if untrusted),
         *(finding for check in ledger.sound for finding in _not_passed(check, everyone)),
+        *(finding for check in ledger.sound for finding in _met(check)),
         *_faulty(ledger, everyone),
         *_silent(ledger, everyone),
         *_forbidden(records, ledger, everyone),
@@ -81,6 +82,13 @@ def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Finding
         if said.outcome in (Outcome.FAIL, Outcome.UNCHECKED):
             weight = Weight.FAILED if said.outcome is Outcome.FAIL else Weight.UNCHECKED
             yield Finding(node, weight, f"{check.name}: {said.reason}", check.id)
+
+
+def _met(check: CheckRecord) -> Iterator[Finding]:
+    """What a check of no node met on one: the self-check goes on elsewhere, and may never meet it again."""
+    for blame in () if check.nodes else check.blame:
+        for node in blame.nodes:
+            yield Finding(node, Weight.UNCHECKED, f"{check.name}: {blame.sentence}", check.id)
 
 
 def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[Finding]:

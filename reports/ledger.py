@@ -93,12 +93,15 @@ def _strays(check: CheckRecord, wanted: dict[str, tuple[str, ...]]) -> Iterator[
 
 
 def contradictions(check: CheckRecord) -> Iterator[str]:
-    """Why this report cannot be taken at its word (a predicate without subject); nothing when it can."""
+    """Why this report cannot be taken at its word (a predicate without subject); nothing when it can.
+
+    A check of no node, as those of the self-check are, judges none: it may pass and blame whom it met.
+    """
     if check.outcome is Outcome.PASS:
         yield from _hollow_pass(check)
     if check.outcome is Outcome.NOT_APPLICABLE and not check.reason.strip():
         yield "is n/a without a reason"
-    for blame in _all_blame(check):
+    for blame in _all_blame(check) if check.nodes else ():
         if outside := [node for node in blame.nodes if node not in check.nodes]:
             yield f"blames {', '.join(outside)}, which took no part in it"
     yield from _repeated_wrongly(check)
@@ -131,7 +134,7 @@ def _hollow_pass(check: CheckRecord | Repeat) -> Iterator[str]:
             yield f"passed although {judgement.metric} is {judgement.outcome.value}"
         elif not _compared(judgement):
             yield f"passed although {judgement.metric} has no value to hold against its limit"
-    if any(blame.kind in CONVICTING or blame.convicts for blame in check.blame):
+    if check.nodes and any(blame.kind in CONVICTING or blame.convicts for blame in check.blame):
         yield "passed although its evidence blames a node"
 
 

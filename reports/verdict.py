@@ -133,7 +133,7 @@ def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
 
 def _anything_red(verdict: RunVerdict) -> bool:
     not_green = verdict.outcomes.get(Outcome.FAIL, 0) + verdict.outcomes.get(Outcome.UNCHECKED, 0)
-    return bool(not_green or verdict.not_reported or verdict.faults)
+    return bool(not_green or verdict.not_reported or verdict.faults or verdict.blame)
 
 
 def _everyone(records: Sequence[Record]) -> tuple[str, ...]:

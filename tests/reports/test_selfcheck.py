@@ -36,6 +36,15 @@ def test_after_a_good_self_check_nodes_are_accepted_and_rejected() -> None:
     assert status(with_self_check(SELF)) == 1
 
 
+def test_whom_a_good_self_check_met_is_unproven_for_that_and_nobody_else() -> None:
+    met = replace(SELF, blame=(BLAMED,))
+    records = [met if isinstance(one, CheckRecord) and one.id == SELF.id else one for one in green()]
+    assert standings(records) == {"gpu01": "accepted", "gpu02": "unproven"}
+    assert status(records) == 2
+    (reason,) = [one.reason for one in decide(records).nodes if one.node == "gpu02"]
+    assert reason == f"{SELF.name}: the data of rank 1 on gpu02 are wrong"
+
+
 @pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED, Outcome.NOT_APPLICABLE])
 def test_after_a_bad_self_check_the_whole_run_is_unproven(outcome: Outcome) -> None:
     records = with_self_check(replace(SELF, outcome=outcome, reason="it saw nothing", judgements=()))
