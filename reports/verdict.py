@@ -116,7 +116,7 @@ def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
     """0 all accepted, 1 a node is rejected, 2 cut short or something unproven, 5 nothing was collected.
 
-    A selection ends as pytest users expect: 1 when a check failed or could not be judged, else 0.
+    A selection ends as pytest users expect: 1 when a check failed, was not judged or blames somebody, else 0.
     """
     if any(isinstance(record, PlanRecord) for record in records) and verdict.planned == 0:
         return 5

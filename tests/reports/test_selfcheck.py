@@ -37,12 +37,17 @@ def test_after_a_good_self_check_nodes_are_accepted_and_rejected() -> None:
 
 
 def test_whom_a_good_self_check_met_is_unproven_for_that_and_nobody_else() -> None:
-    met = replace(SELF, blame=(BLAMED,))
-    records = [met if isinstance(one, CheckRecord) and one.id == SELF.id else one for one in green()]
+    records = journal_of(replace(SELF, blame=(BLAMED,)), *green_checks())
     assert standings(records) == {"gpu01": "accepted", "gpu02": "unproven"}
     assert status(records) == 2
     (reason,) = [one.reason for one in decide(records).nodes if one.node == "gpu02"]
     assert reason == f"{SELF.name}: the data of rank 1 on gpu02 are wrong"
+
+
+def test_a_selection_of_green_checks_is_red_when_its_self_check_met_somebody() -> None:
+    some = making.run(selection="-k busbw")
+    assert status(journal_of(*green_checks(), head=some)) == 0
+    assert status(journal_of(replace(SELF, blame=(BLAMED,)), *green_checks(), head=some)) == 1
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED, Outcome.NOT_APPLICABLE])
