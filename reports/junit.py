@@ -61,7 +61,7 @@ def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> 
         _run_case(verdict),
         *(_node_case(node, verdict) for node in verdict.nodes),
         *_check_cases(checks, report_dir),
-        *_unreported_cases(checks, verdict),
+        *_unreported_cases(verdict),
     ]
 
 
@@ -106,11 +106,10 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path) -> Iterator[Ca
         )
 
 
-def _unreported_cases(checks: Sequence[CheckRecord], verdict: RunVerdict) -> Iterator[Case]:
+def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
     """An error for each check that said nothing at all; one that left out a node is in that node's case."""
-    reported = {check.id for check in checks}
     for entry in verdict.not_reported:
-        if entry.check not in reported:
+        if not entry.partly:
             classname, name = junit_text.split_id(entry.check)
             who = ", ".join(entry.nodes) or "the run"
             why = f": {verdict.cut_short}" if verdict.cut_short else ""

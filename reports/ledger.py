@@ -23,10 +23,11 @@ from reports.record import (
 
 @dataclass(frozen=True)
 class NotReported:
-    """A planned check and those of its nodes for which it never reported."""
+    """A planned check and those of its nodes for which it never reported; `partly`: it did for others."""
 
     check: str
     nodes: tuple[str, ...]
+    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,4 +181,4 @@ def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> 
     for entry in planned:
         silent = tuple(node for node in entry.nodes if node not in reported.get(entry.id, set()))
         if silent or entry.id not in reported:
-            yield NotReported(entry.id, silent)
+            yield NotReported(entry.id, silent, partly=entry.id in reported)

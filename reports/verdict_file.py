@@ -40,9 +40,14 @@ def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object
 
 
 def check_counts(verdict: RunVerdict) -> dict[str, int]:
-    """How many checks were planned, how many ended in what, and how many said nothing for a node."""
+    """How many checks were planned, ended in what, and never reported: these make up those that were planned.
+
+    Those that reported for some of their nodes only are counted once more, under "without a node".
+    """
     counts = {outcome.value: verdict.outcomes.get(outcome, 0) for outcome in Outcome}
-    return {"planned": verdict.planned or 0, **counts, "not reported": len(verdict.not_reported)}
+    partly = sum(entry.partly for entry in verdict.not_reported)
+    silent = len(verdict.not_reported) - partly
+    return {"planned": verdict.planned or 0, **counts, "not reported": silent, "without a node": partly}
 
 
 def waits(records: Sequence[Record]) -> list[dict[str, object]]:

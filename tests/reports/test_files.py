@@ -46,6 +46,7 @@ def test_the_verdict_file_says_everything_that_a_gate_needs(tmp_path: Path) -> N
         "unchecked": 0,
         "n/a": 0,
         "not reported": 0,
+        "without a node": 0,
     }
     assert data["blame"][0]["kind"] == "wrong data"
     assert data["blame"][0]["check"] == PAIR
@@ -56,8 +57,19 @@ def test_the_verdict_file_lists_what_never_reported_and_what_cannot_be_believed(
     records = journal_of(*green_checks())
     records[-2] = check("stray")
     data = json.loads(json.dumps(verdict_file.document(records, decide(records))))
-    assert data["not_reported"] == [{"check": PAIR, "nodes": ["gpu01", "gpu02"]}]
+    assert data["not_reported"] == [{"check": PAIR, "nodes": ["gpu01", "gpu02"], "partly": False}]
     assert data["faults"][0]["check"] == "stray"
+
+
+def test_outcomes_and_what_never_reported_make_up_the_plan() -> None:
+    for records, silent, partly in (
+        (green(), 0, 0),
+        ([one for one in green() if getattr(one, "id", "") != PAIR], 1, 0),
+        ([*green()[:-2], check(PAIR, ["gpu01"]), green()[-1]], 0, 1),
+    ):
+        counts = verdict_file.check_counts(decide(records))
+        assert (counts["not reported"], counts.pop("without a node")) == (silent, partly)
+        assert counts.pop("planned") == sum(counts.values())
 
 
 @pytest.mark.parametrize("records", [[], green()[:-1], green()[:1]], ids=["nothing", "no end", "head only"])

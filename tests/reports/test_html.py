@@ -290,3 +290,4 @@ def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: 
     text = (tmp_path / "report.html").read_text()
     assert "gpu02 is set aside: its link is slow" in text
     assert "planned, never reported" not in text
+    assert "1 of those that reported did so without a node that they were planned for" in text

@@ -12,6 +12,7 @@ from tests.faults.test_verdicts import CORRUPT
 
 MEBIBYTE = 1 << 20
 HANGS_S = 600.0
+FOREIGN = 12  # programs
 SIX = 6  # nodes of one hardware: with fewer, one that differs cannot be told from the others
 PEERS = """
 [hardware]
@@ -58,7 +59,8 @@ def _throttled(scene: Scene) -> None:
 
 
 def _contended(scene: Scene) -> None:
-    scene.lab.hog(scene.node, 3)
+    """Beside so many a rank waits often enough within the third of a second for which it is measured."""
+    scene.lab.hog(scene.node, FOREIGN)
     _alike(scene)
 
 
@@ -223,7 +225,7 @@ COMPUTE = (
     Row(
         "cpu-contended",
         13,
-        "three foreign programs beside the ranks, on one core for all",
+        "twelve foreign programs beside the ranks, on what one node has of the cores",
         rejected("device", "node", words=("tflops",)),
         plant=_contended,
         workload="nodes",
