@@ -68,6 +68,11 @@ class Check:
         return searches.of(self.record)
 
     @property
+    def told(self) -> bool:
+        """Whether it is told at length: it did not pass, or it passed and met somebody who is to blame."""
+        return self.record.outcome in _TROUBLE or bool(self.record.blame)
+
+    @property
     def nodes(self) -> str:
         """Where it ran."""
         return fold(self.record.nodes)
@@ -232,11 +237,15 @@ def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
 
 def _troubles(checks: Sequence[Check]) -> tuple[Trouble, ...]:
     groups: dict[tuple[Outcome, str, tuple[str, ...]], list[Check]] = {}
-    for outcome in _TROUBLE:
+    for outcome in (*_TROUBLE, Outcome.PASS, Outcome.NOT_APPLICABLE):
         for check in checks:
-            if check.record.outcome is outcome:
-                groups.setdefault((outcome, check.record.reason, check.record.nodes), []).append(check)
+            if check.told and check.record.outcome is outcome:
+                groups.setdefault((outcome, _reason(check.record), check.record.nodes), []).append(check)
     return tuple(Trouble(outcome, reason, tuple(same)) for (outcome, reason, _), same in groups.items())
+
+
+def _reason(record: CheckRecord) -> str:
+    return record.reason or "; ".join(blame.sentence for blame in record.blame)
 
 
 def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
