@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 Accounts = list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]  # step, traffic, memory
 
 
