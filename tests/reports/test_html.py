@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,7 +13,7 @@ from reports import html, plots, provenance
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from reports.verdict import decide
 from tests.reports import making
-from tests.reports.making import PAIR, SELF, alone, blame, check, green_checks, journal_of
+from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
 
 VOID = {"meta", "link", "img", "br", "hr"}
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e"
@@ -220,16 +219,6 @@ def test_a_blame_without_a_node_names_what_it_is(tmp_path: Path) -> None:
     fabric = Blame(BlameKind.FABRIC, (), "all ways are slow")
     text = page(journal_of(check(PAIR, outcome=Outcome.FAIL, reason="slow", blame=(fabric,))), tmp_path)
     assert '<span class="label">blame</span> fabric: all ways are slow</p>' in text
-
-
-def test_a_check_that_passed_and_met_somebody_is_told_with_its_blame(tmp_path: Path) -> None:
-    met = replace(SELF, blame=(Blame(BlameKind.CRASH, ("gpu02",), "rank 1 on gpu02 exited with status 3"),))
-    text = page(journal_of(met, *green_checks()), tmp_path)
-    trouble = text[text.index('<section id="trouble">') : text.index('<section id="checks">')]
-    assert "<b>rank 1 on gpu02 exited with status 3</b>" in trouble
-    [anchor] = re.findall(r'id="(check-\d+)"', trouble)
-    assert text.count(f'id="{anchor}"') == 1
-    assert f'<a href="#{anchor}">{SELF.name}</a>' in text[text.index('<section id="checks">') :]
 
 
 def test_a_picture_needs_no_style_and_shows_the_failed_curve(drawn: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from reports import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, PlanRecord, Record
 from reports.verdict import decide
 from tests.reports import making
@@ -100,3 +103,15 @@ def test_an_unreachable_node_keeps_its_own_reason() -> None:
         for record in journal_of(bad, *green_checks())
     ]
     assert making.node(records, "gpu01").reason == "unreachable: no route"
+
+
+def test_a_check_that_passed_and_met_somebody_is_told_with_its_blame(tmp_path: Path) -> None:
+    met = replace(SELF, blame=(Blame(BlameKind.CRASH, ("gpu02",), "rank 1 on gpu02 exited with status 3"),))
+    records = journal_of(met, *green_checks())
+    html.write(tmp_path, records, decide(records))
+    text = (tmp_path / "report.html").read_text()
+    trouble = text[text.index('<section id="trouble">') : text.index('<section id="checks">')]
+    assert "<b>rank 1 on gpu02 exited with status 3</b>" in trouble
+    [anchor] = re.findall(r'id="(check-\d+)"', trouble)
+    assert text.count(f'id="{anchor}"') == 1
+    assert f'<a href="#{anchor}">{SELF.name}</a>' in text[text.index('<section id="checks">') :]

@@ -12,7 +12,7 @@ from tests.thresholds.files import GOOD, changed, faults, loaded
 from thresholds.extends import shipped
 from thresholds.load import load
 from thresholds.metrics import bandwidth, slow_fraction
-from thresholds.tails import fails
+from thresholds.tails import at_least, fails
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
 SWEEP = 'latency = ["16KiB"]\n'
@@ -68,3 +68,9 @@ def test_sizes_that_are_judged_may_be_measured_more_often() -> None:
     assert loaded(changed(SWEEP, SWEEP + "tail_iterations = 100\n")).sweep.tail_iterations == 100
     assert faults(changed(SWEEP, SWEEP + "tail_iterations = 9\n"))
     assert GOOD.count(SWEEP) == 1
+
+
+def test_the_tail_of_the_binomial() -> None:
+    assert at_least(0, 10, 0.5) == 1
+    assert at_least(2, 2, 0.5) == 0.25
+    assert at_least(5, 60, 0.01) == pytest.approx(3.4e-4, rel=0.1)
