@@ -27,7 +27,7 @@ class NotReported:
 
     check: str
     nodes: tuple[str, ...]
-    partly: bool = False
+    partly: bool
 
 
 @dataclass(frozen=True)

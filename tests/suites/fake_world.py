@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-DEADLINE_S = 300.0
+from tests.fixtures.remote.gloo_world import DEADLINE_S
+
 Accounts = list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]  # step, traffic, memory
 
 
