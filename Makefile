@@ -31,7 +31,7 @@ accept: .venv/.run
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
 
 # The planted faults wait for links and deadlines most of the time, so they run beside the rest, which gives way to
-# them, as they measure bandwidth. What judges this machine itself comes last, alone. A shell lets what it starts in
+# them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it starts in
 # the background ignore SIGINT, and one of the faults interrupts a run.
 test: lint .venv/.lab
 	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))

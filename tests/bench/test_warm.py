@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+pytestmark = [pytest.mark.alone, pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 MOST_WARM_S = 0.025
 LEAST_RATIO = 50

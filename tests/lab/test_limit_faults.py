@@ -44,6 +44,7 @@ def seconds_for_a_fifth_of_a_second(lab: Lab, share: float | None) -> float:
         return float(worker.communicate("\n", timeout=30)[0])
 
 
+@pytest.mark.alone
 @pytest.mark.lab
 def test_a_quota_makes_work_take_longer_until_it_is_lifted(lab: Lab) -> None:
     assert seconds_for_a_fifth_of_a_second(lab, 0.1) > 1.5

@@ -128,6 +128,7 @@ def test_progress_tells_the_direction_and_counts_what_has_arrived() -> None:
 # the clock
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_sender_that_is_slow_shows_where_it_is_received_and_in_no_other_direction(slow: int) -> None:
     def plant() -> None:
@@ -138,6 +139,7 @@ def test_a_sender_that_is_slow_shows_where_it_is_received_and_in_no_other_direct
     assert median_s(answers[slow]) < NAP_S / 2
 
 
+@pytest.mark.alone
 def test_what_comes_before_the_first_sample_is_in_none() -> None:
     """The lead may take as long as it likes: a connection that has yet to gain speed, a burst of a shaper."""
 
