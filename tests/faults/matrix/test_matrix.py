@@ -41,12 +41,14 @@ class Labs:
     def __init__(self) -> None:
         self.ran: list[tuple[str, int, int]] = []
         self.wrong: dict[tuple[str, int], str] = {}
+        self.busy: list[bool] = []
         self.killed_after = 1000
 
     def run(self, trial: Trial, place: Path) -> Result:
         if len(self.ran) == self.killed_after:
             raise KeyboardInterrupt
         self.ran.append(trial.key)
+        self.busy.append(trial.busy)
         flaw = self.wrong.get(trial.key[:2])
         return result(trial, (flaw,) if flaw else ())
 
@@ -141,6 +143,16 @@ def test_healthy_runs_are_counted_with_their_bound(labs: Labs, capsys: Capture) 
     printed = capsys.readouterr().out
     assert "false fails: 0 of 30 (0.0%), between 0.0% and 11.6% with 95% confidence" in printed
     assert len(labs.ran) == 30
+    assert all(labs.busy)
+
+
+@pytest.mark.parametrize("more", [[], ["--busy"]])
+@pytest.mark.parametrize("which", [["--rows", "link-slow"], ["--slow-link", "1"]])
+def test_faults_are_planted_beside_a_busy_program_when_that_is_asked_for(
+    labs: Labs, which: list[str], more: list[str]
+) -> None:
+    command.main([*which, "--repeats", "1", "--seed", "7", *more])
+    assert labs.busy == [bool(more)]
 
 
 def test_a_slow_link_is_named_or_not_or_somebody_else_is(capsys: Capture) -> None:
