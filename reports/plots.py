@@ -160,6 +160,9 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
 
 
 def _in_words(curves: Sequence[Curve]) -> str:
+    """Compare the sweeps that go up to the largest size: those of latency end where others begin."""
+    largest = max(curve.points[-1][0] for curve in curves)
+    curves = [curve for curve in curves if curve.points[-1][0] == largest]
     best = max(curves, key=lambda curve: curve.points[-1][1])
     worst = min(curves, key=lambda curve: curve.points[-1][1])
     text = (

@@ -237,6 +237,12 @@ def test_the_same_journal_gives_the_same_picture(tmp_path: Path) -> None:
     assert plot.text == "1 sweep; at the largest size 150 GB/s (gpu[01-02])"
 
 
+def test_a_sweep_of_small_sizes_is_not_compared_with_one_of_large_sizes(tmp_path: Path) -> None:
+    small = check(PAIR, recorded={"sweep": [{"size_bytes": 8, "busbw_gigabytes_per_s": 0.1}]})
+    large = check(PAIR, recorded={"sweep": [{"size_bytes": 1024, "busbw_gigabytes_per_s": 7.0}]})
+    assert plots.draw([small, large], tmp_path)[0].text == "1 sweep; at the largest size 7 GB/s (gpu[01-02])"
+
+
 BAD_SWEEPS: list[object] = [
     None,
     "text",
