@@ -31,8 +31,8 @@ accept: .venv/.run
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
 
 # The planted faults wait for links and deadlines most of the time, so they run beside the rest, which gives way to
-# them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it starts in
-# the background ignore SIGINT, and one of the faults interrupts a run.
+# them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it
+# starts in the background ignore SIGINT, and one of the faults interrupts a run.
 test: lint .venv/.lab
 	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))
 	env --default-signal=INT $(BIN)/pytest tests/faults -m '$(BESIDE)' --durations=10 > .venv/faults.log 2>&1 & faults=$$!
