@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from reports.ledger import Ledger, convictions, last_word
+from reports.page.selfcheck import distrust
 from reports.record import (
     READY,
     BlameKind,
@@ -18,7 +19,6 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.selfcheck import distrust
 
 # pytest's exit statuses after which its session was complete: all passed, some failed, nothing collected.
 _COMPLETE = frozenset({0, 1, 5})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from reports.figures import number, quantity, size
+from reports.page.figures import number, quantity, size
 from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
 from reports.verdict import RunVerdict
 

@@ -69,7 +69,7 @@ def _write_html(report_dir: Path, records: Sequence[Record], verdict: RunVerdict
     log = report_dir / HTML_LOG
     try:
         # Imported here because a broken matplotlib must not cost the verdict either.
-        from reports import html  # noqa: PLC0415
+        from reports.page import html  # noqa: PLC0415
 
         html.write(report_dir, records, verdict)
         log.unlink(missing_ok=True)

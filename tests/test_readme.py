@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import options
-from fixtures.hosts import parse
+from fixtures.run import options
+from fixtures.transport.hosts import parse
 from reports.journal import Journal
 from reports.record import (
     CheckRecord,

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from thresholds import rules
 from thresholds.bounds import BoundError, bound, ceiling
-from thresholds.calibrate import Asked, Refused, calibrate
-from thresholds.calibrate_tables import PER_NODE
+from thresholds.calibrate.calibration import Asked, Refused, calibrate
+from thresholds.calibrate.tables import PER_NODE
 from thresholds.diff import BadInput, diff
-from thresholds.faults import HardwareFileError
 from thresholds.hardware import Hardware, Limit
-from thresholds.load import load, load_whole, resolve, shipped
+from thresholds.loading import rules
+from thresholds.loading.faults import HardwareFileError
+from thresholds.loading.load import load, load_whole, resolve, shipped
 from thresholds.lookup import Case, LimitError, absent, find
 from thresholds.selectors import READERS, Value
 from thresholds.units import INSIDE_LINKS, METRICS, format_number, parse_size

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thresholds import calibrate_runs
 from thresholds.bounds import BoundError, bound
-from thresholds.calibrate_runs import Figure, Run
-from thresholds.calibrate_sift import Key, key_of, subject
-from thresholds.extends import Family, Unreadable, contents
-from thresholds.faults import HardwareFileError
+from thresholds.calibrate import runs
+from thresholds.calibrate.runs import Figure, Run
+from thresholds.calibrate.sift import Key, key_of, subject
 from thresholds.hardware import Gap, Hardware, Limit
-from thresholds.load import load, resolve
+from thresholds.loading.extends import Family, Unreadable, contents
+from thresholds.loading.faults import HardwareFileError
+from thresholds.loading.load import load, resolve
+from thresholds.loading.schema import LOOSE, TABLES
 from thresholds.lookup import LimitError, absent, describe, find, mismatches
-from thresholds.schema import LOOSE, TABLES
 from thresholds.selectors import Selector
 from thresholds.units import METRICS, format_number
 
@@ -45,7 +45,7 @@ def diff(first: str, second: str) -> Comparison:
         raise BadInput(f"{first} is a run; name a hardware file first, and then a run or another file")
     faults: list[str] = []
     files = [file for word in (first, second) if not is_run(word) for file in _loaded(word, faults)]
-    run = calibrate_runs.read(second) if is_run(second) else None
+    run = runs.read(second) if is_run(second) else None
     if run is not None and not run.id:
         faults += run.faults
     if faults:

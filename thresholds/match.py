@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from thresholds.faults import Fault, HardwareFileError
 from thresholds.hardware import Hardware
-from thresholds.load import load, shipped
+from thresholds.loading.faults import Fault, HardwareFileError
+from thresholds.loading.load import load, shipped
 
 Facts = Mapping[str, str | int]
 SHOWN = 8  # files of an error, the nearest first

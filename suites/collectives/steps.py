@@ -1,7 +1,7 @@
 """What the ranks run for the collectives suite.
 
-Rank r's buffer of iteration t is P(r, t), known to everybody in closed form (`fixtures.remote.payload` and
-`fixtures.remote.reductions`); G(t) is the reduction of all of them. n ranks, chunk c of a buffer X is X[c]:
+Rank r's buffer of iteration t is P(r, t), known to everybody in closed form (`payload` and `reductions` of
+`fixtures.ranks.exact`); G(t) is the reduction of all of them. n ranks, chunk c of a buffer X is X[c]:
 
     all_reduce      every rank ends with G              broadcast  every rank ends with P(root)
     reduce_scatter  rank r ends with G[r]               scatter    rank r ends with P(root)[r]
@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 
-from fixtures.remote import link_probe, timing
-from fixtures.remote import transport as ports
-from fixtures.remote.barriers import Exchange, refuse_alone
-from fixtures.remote.collectives import Collective, exchange
-from fixtures.remote.compare import MOST_REPORTED, examine
-from fixtures.remote.dtypes import format_of
-from fixtures.remote.shapes import count_for
-from fixtures.remote.steps import Context, step
+from fixtures.ranks import timing
+from fixtures.ranks.collectives.barriers import Exchange, refuse_alone
+from fixtures.ranks.collectives.collectives import Collective, exchange
+from fixtures.ranks.collectives.shapes import count_for
+from fixtures.ranks.exact.compare import MOST_REPORTED, examine
+from fixtures.ranks.exact.dtypes import format_of
+from fixtures.ranks.steps import Context, step
+from suites.collectives import link_probe
+from suites.collectives import transport as ports
 
 _TRANSPORT_DTYPE = "int32"
 

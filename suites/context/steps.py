@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote import context_payload as payload
-from fixtures.remote.context_figures import ITERATIONS, figures
-from fixtures.remote.context_parallel import AllGatherKV, Ring, Shape, Ulysses, ZigZag
-from fixtures.remote.context_trial import imbalance, same, trial, works
-from fixtures.remote.steps import Context, step
+from fixtures.ranks.steps import Context, step
+from suites.context import payload
+from suites.context.figures import ITERATIONS, figures
+from suites.context.techniques import AllGatherKV, Ring, Shape, Ulysses, ZigZag
+from suites.context.trial import imbalance, same, trial, works
 
 
 @step

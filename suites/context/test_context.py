@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}

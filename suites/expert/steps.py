@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from fixtures.remote import parity as near
-from fixtures.remote.disaggregated import attention_ranks, sides
-from fixtures.remote.disaggregated_model import problem
-from fixtures.remote.disaggregated_speed import pattern_speed
-from fixtures.remote.disaggregated_trial import disaggregated_trial
-from fixtures.remote.expert_deepep import opened
-from fixtures.remote.expert_engine import Pace, layer_trial, load, tokens_trial
-from fixtures.remote.expert_groups import nodes_of, two_hops
-from fixtures.remote.expert_limited import crossings, limited
-from fixtures.remote.expert_parity import (
+from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study import parity as near
+from fixtures.ranks.study.traffic import count_traffic
+from suites.expert.deepep import opened
+from suites.expert.disaggregated.model import problem
+from suites.expert.disaggregated.passes import attention_ranks, sides
+from suites.expert.disaggregated.speed import pattern_speed
+from suites.expert.disaggregated.trial import disaggregated_trial
+from suites.expert.engine import Pace, layer_trial, load, tokens_trial
+from suites.expert.groups import nodes_of, two_hops
+from suites.expert.limited import crossings, limited
+from suites.expert.parity import (
     compared,
     compared_bf16,
     layer,
@@ -29,14 +31,12 @@ from fixtures.remote.expert_parity import (
     run_recorded,
     run_unsharded,
 )
-from fixtures.remote.expert_parts import every_size
-from fixtures.remote.expert_payload import scaled, through_all_to_all
-from fixtures.remote.expert_routing import Shape, column, imbalance, matrix, tables, transposed
-from fixtures.remote.expert_speed import Traffic, even_traffic
-from fixtures.remote.expert_tokens import TAGS, compared_tokens, round_trip, tokens
-from fixtures.remote.expert_worlds import sizes_in
-from fixtures.remote.steps import Context, step
-from fixtures.remote.traffic import count_traffic
+from suites.expert.parts import every_size
+from suites.expert.payload import scaled, through_all_to_all
+from suites.expert.routing import Shape, column, imbalance, matrix, tables, transposed
+from suites.expert.speed import Traffic, even_traffic
+from suites.expert.tokens import TAGS, compared_tokens, round_trip, tokens
+from suites.expert.worlds import sizes_in
 
 _INT64_BYTES = 8
 _FP64_BYTES = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}

@@ -1,6 +1,6 @@
 """What the ranks run for combinations of parallel axes on one device mesh.
 
-The dense steps lay all ranks of their world out along named axes (`fixtures.remote.mesh.axes.divide`), train
+The dense steps lay all ranks of their world out along named axes (`suites.mesh.axes.divide`), train
 a small Llama that is divided along all of them, and hold it beside the unsharded one on the same rank. Where
 ranks are few, some axes have one rank, and their technique has nothing to do:
 
@@ -11,8 +11,8 @@ ranks are few, some axes have one rank, and their technique has nothing to do:
     loss_curve    1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
 
 That is on one node, or on nodes that the innermost axis fits into. What an axis exchanges is counted in its
-own groups; the closed forms are those of `fixtures.remote.mesh.forms`, with their sources. "placement" says
-for every axis on which machines its ranks are (`fixtures.remote.mesh.placement`).
+own groups; the closed forms are those of `suites.mesh.forms`, with their sources. "placement" says
+for every axis on which machines its ranks are (`suites.mesh.placement`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fixtures.remote.mesh import along, forms, moe_run, placement
-from fixtures.remote.mesh.axes import Layout, Mesh, divide, laid_out
-from fixtures.remote.mesh.dense import Divided
-from fixtures.remote.mesh.forms import Stage
-from fixtures.remote.mesh.moe_grid import combined, replicated
-from fixtures.remote.mesh.moe_task import Dims
-from fixtures.remote.mesh.staged import Staged
-from fixtures.remote.mesh.study import Study, held, study
-from fixtures.remote.mesh.task import Task
-from fixtures.remote.steps import Context, step
-from fixtures.remote.traffic import Expected
+from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.traffic import Expected
+from suites.mesh import along, forms, placement
+from suites.mesh.axes import Layout, Mesh, divide, laid_out
+from suites.mesh.dense import Divided
+from suites.mesh.forms import Stage
+from suites.mesh.moe import run
+from suites.mesh.moe.grid import combined, replicated
+from suites.mesh.moe.task import Dims
+from suites.mesh.staged import Staged
+from suites.mesh.study import Study, held, study
+from suites.mesh.task import Task
 
 SHARDING = ("reduce_scatter", "all_gather")
 TENSOR = ("all_reduce", "all_gather")
@@ -119,7 +120,7 @@ def ep_dp(ctx: Context, **dims: int) -> dict[str, Any]:
     R rows to its experts). Once in a step an all_reduce of dense gradients among n, and one of experts' among
     n / e, both divided by n: an expert has met the tokens of its whole set (arXiv:2504.14960, section 3).
     """
-    return moe_run.run(ctx, replicated(ctx.size), Dims(**dims))
+    return run.run(ctx, replicated(ctx.size), Dims(**dims))
 
 
 @step
@@ -132,7 +133,7 @@ def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
     sequence along tp, one of each of keys and values along cp, 5 all_to_all along ep; once in a step
     all_reduces along tp, dp x cp and edp. Bytes and sources: `moe_forms`.
     """
-    return moe_run.run(ctx, combined(ctx.size), Dims(**dims))
+    return run.run(ctx, combined(ctx.size), Dims(**dims))
 
 
 def _sharded(task: Task, low: bool = True) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 
 def case(step: str, **parameters: int) -> Case:

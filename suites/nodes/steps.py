@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from fixtures.remote import timing
-from fixtures.remote.compare import MOST_REPORTED
-from fixtures.remote.compute import lasting, links, pcie, together
-from fixtures.remote.compute import matmul as products
-from fixtures.remote.compute import memory as arrays
-from fixtures.remote.compute import repeats as again
-from fixtures.remote.compute import training as trained
-from fixtures.remote.compute.identity import kind_of
-from fixtures.remote.facts import rank_facts
-from fixtures.remote.steps import Context, Unsupported, step
+from fixtures.node.facts import rank_facts
+from fixtures.ranks import timing
+from fixtures.ranks.exact.compare import MOST_REPORTED
+from fixtures.ranks.steps import Context, Unsupported, step
+from suites.nodes.compute import lasting, links, pcie, together
+from suites.nodes.compute import matmul as products
+from suites.nodes.compute import memory as arrays
+from suites.nodes.compute import repeats as again
+from suites.nodes.compute import training as trained
+from suites.nodes.compute.identity import kind_of
 
 
 @step

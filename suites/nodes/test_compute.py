@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fixtures import device_data, devices, peers
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.judges import device_data, devices, peers
+from fixtures.check.plan import INSIDE, NODE, Case, over
 from thresholds.units import ARITHMETIC
 
 # What models are trained in: their rates must have a limit. The others are judged where a file has a row.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fixtures.check import Check
-from fixtures.inventory_rules import SUBJECTS
-from fixtures.plan import NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.inventory.rules import SUBJECTS
+from fixtures.check.plan import NODE, Case, over
 
 INVENTORY = [Case("", (subject,), {"subject": subject}, weight=0.0) for subject in SUBJECTS]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fixtures import device_data, devices, peers
-from fixtures.check import Check
-from fixtures.plan import NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.judges import device_data, devices, peers
+from fixtures.check.plan import NODE, Case, over
 
 HOST = [Case("nodes.host_links", weight=2.0, compared=True)]
 PAIRS = [Case("nodes.peer_links", weight=2.0, compared=True)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fixtures import device_data, devices, peers
-from fixtures.check import Check
-from fixtures.plan import NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.judges import device_data, devices, peers
+from fixtures.check.plan import NODE, Case, over
 
 MEMORY = [Case("nodes.memory", weight=2.0, compared=True)]
 PATTERN = [Case("nodes.pattern", weight=2.0)]

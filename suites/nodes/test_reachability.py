@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fixtures.check import Check
-from fixtures.plan import NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import NODE, Case, over
 
 PRESENT = [Case("nodes.present")]
 

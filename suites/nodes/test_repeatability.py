@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fixtures import repeatability
-from fixtures.check import Check
-from fixtures.plan import NODE, Case, over
+from fixtures.check.check import Check
+from fixtures.check.judges import repeatability
+from fixtures.check.plan import NODE, Case, over
 
 REPEATS = {"cpu": 20, "cuda": 100}
 REPEATED = [Case("nodes.repeatability", (), {"repeats": REPEATS}, weight=2.0, compared=True)]

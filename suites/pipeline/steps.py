@@ -6,7 +6,7 @@ other, rows x width elements each: rank r sends as many tensors as it receives,
 
     m x (edges of its stages to other ranks)        (an inner rank: 2m with v = 1, 4m looped, 4m in a V)
 
-A schedule (`fixtures.remote.pipeline_orders` has the papers) says who does what when. Every step returns
+A schedule (`suites.pipeline.schedules` has the papers) says who does what when. Every step returns
 what came of one training step beside the unsharded model, how long the ranks waited for each other (the
 bubble: makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" that this
 bubble belongs to: [kind, stage, micro-batch, begin, end] of everything that this rank did.
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote import pipeline_edges, pipeline_run
-from fixtures.remote.steps import Context, step
+from fixtures.ranks.steps import Context, step
+from suites.pipeline import edges as pipeline_edges
+from suites.pipeline import run
 
 
 @step
@@ -26,7 +27,7 @@ def afab(ctx: Context, **size: int) -> dict[str, Any]:
 
     Huang et al., "GPipe", arXiv:1811.06965.
     """
-    return pipeline_run.run(ctx, "gpipe", **size)
+    return run.run(ctx, "gpipe", **size)
 
 
 @step
@@ -35,7 +36,7 @@ def one_f_one_b(ctx: Context, **size: int) -> dict[str, Any]:
 
     Narayanan et al., arXiv:2006.09503 (PipeDream-Flush).
     """
-    return pipeline_run.run(ctx, "one_f_one_b", **size)
+    return run.run(ctx, "one_f_one_b", **size)
 
 
 @step
@@ -44,7 +45,7 @@ def interleaved(ctx: Context, **size: int) -> dict[str, Any]:
 
     Narayanan et al., arXiv:2104.04473, section 2.2.
     """
-    return pipeline_run.run(ctx, "interleaved", **size)
+    return run.run(ctx, "interleaved", **size)
 
 
 @step
@@ -53,7 +54,7 @@ def zero_bubble(ctx: Context, **size: int) -> dict[str, Any]:
 
     Qi et al., arXiv:2401.10241.
     """
-    return pipeline_run.run(ctx, "zero_bubble", **size)
+    return run.run(ctx, "zero_bubble", **size)
 
 
 @step
@@ -62,7 +63,7 @@ def zbv(ctx: Context, **size: int) -> dict[str, Any]:
 
     Qi et al., arXiv:2401.10241, section 6 (ZB-V).
     """
-    return pipeline_run.run(ctx, "zbv", **size)
+    return run.run(ctx, "zbv", **size)
 
 
 @step
@@ -71,7 +72,7 @@ def dualpipev(ctx: Context, **size: int) -> dict[str, Any]:
 
     deepseek-ai/DualPipe, dualpipe/dualpipev.py: that bubble with F = I = W and nothing overlapped.
     """
-    return pipeline_run.run(ctx, "dualpipev", **size)
+    return run.run(ctx, "dualpipev", **size)
 
 
 @step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote import plant as faults
-from fixtures.remote.steps import Context, step
+from fixtures.ranks.steps import Context, step
+from suites.selfcheck import plant as faults
 
 
 @step

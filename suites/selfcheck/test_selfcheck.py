@@ -6,9 +6,9 @@ workload and cannot be deselected. The hang is the last: it ends the job of the 
 
 from __future__ import annotations
 
-from fixtures.plan import APART, Case, over
-from fixtures.selfcheck import DATA, DEVICE, LINK, RANKS, Control
-from fixtures.selfcheck_limits import UNREACHABLE
+from fixtures.blame.selfcheck.limits import UNREACHABLE
+from fixtures.blame.selfcheck.selfcheck import DATA, DEVICE, LINK, RANKS, Control
+from fixtures.check.plan import APART, Case, over
 from reports.record import BlameKind
 
 PLANTED = [Case("selfcheck.planted", weight=0.0)]

@@ -2,24 +2,25 @@
 
 In the closed forms X is one activation: batch x length x width x item bytes. Calls and bytes are those of one
 forward and backward in bf16, counted as nccl-tests does (an all_gather by its output, a reduce_scatter by its
-input). What f, g and the others communicate is said in `fixtures.remote.tensor_regions`; the division is
+input). What f, g and the others communicate is said in `suites.tensor.regions`; the division is
 that of Shoeybi et al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al.,
 "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside
-the unsharded model on the same rank (`fixtures.remote.tensor_evidence`).
+the unsharded model on the same rank (`suites.tensor.evidence`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote import tensor_blocks, tensor_dtensor, tensor_layers, tensor_models, tensor_overlap
-from fixtures.remote.steps import Context, step
-from fixtures.remote.tensor_blocks import Split, Whole, kv_heads, shared_kv
-from fixtures.remote.tensor_evidence import judge
-from fixtures.remote.tensor_layers import columns, rows
-from fixtures.remote.tensor_models import activations, multiple
-from fixtures.remote.tensor_regions import Group
-from fixtures.remote.tensor_trial import ITEM_BYTES, split_trial
+from fixtures.ranks.steps import Context, step
+from suites.tensor import blocks, layers, models, overlap
+from suites.tensor import dtensor as tensor_dtensor
+from suites.tensor.blocks import Split, Whole, kv_heads, shared_kv
+from suites.tensor.evidence import judge
+from suites.tensor.layers import columns, rows
+from suites.tensor.models import activations, multiple
+from suites.tensor.regions import Group
+from suites.tensor.trial import ITEM_BYTES, split_trial
 
 _FUSED = {"all_gather": 3, "reduce_scatter": 2}
 _STATISTIC_BYTES = 4  # softmax statistics of bf16 logits are fp32
@@ -36,7 +37,7 @@ def column(
     """
     group = Group(ctx.rank, ctx.size)
     features = multiple(features, ctx.size)
-    whole, x = tensor_models.linear(ctx, width, features), activations(ctx, batch, length, width)
+    whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
     item = batch * length * ITEM_BYTES
     traffic, cuts = {"all_reduce": (1, item * width)}, {"weight": rows(group), "bias": rows(group)}
     if gather:
@@ -47,7 +48,7 @@ def column(
         whole,
         x,
         cuts,
-        lambda w, x: tensor_layers.column_linear(x, w["weight"], w["bias"], group, gather),
+        lambda w, x: layers.column_linear(x, w["weight"], w["bias"], group, gather),
         traffic=traffic,
         elements=features // ctx.size * (width + 1),
         alone=() if gather else ("forward",),
@@ -64,7 +65,7 @@ def row(ctx: Context, *, batch: int, length: int, width: int, features: int, spl
     """
     group = Group(ctx.rank, ctx.size)
     width = multiple(width, ctx.size)
-    whole, x = tensor_models.linear(ctx, width, features), activations(ctx, batch, length, width)
+    whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
     item = batch * length * ITEM_BYTES
     traffic, cuts = {"all_reduce": (1, item * features)}, {"weight": columns(group)}
     if split:
@@ -75,7 +76,7 @@ def row(ctx: Context, *, batch: int, length: int, width: int, features: int, spl
         whole,
         x,
         cuts,
-        lambda w, x: tensor_layers.row_linear(x, w["weight"], w["bias"], group, split),
+        lambda w, x: layers.row_linear(x, w["weight"], w["bias"], group, split),
         traffic=traffic,
         elements=width // ctx.size * features + features,
     )
@@ -93,10 +94,10 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
     hidden = multiple(hidden, ctx.size)
     x_bytes = batch * length * width * ITEM_BYTES
     trial = split_trial(
-        tensor_models.mlp(ctx, width, hidden),
+        models.mlp(ctx, width, hidden),
         activations(ctx, batch, length, width),
-        tensor_blocks.mlp_cuts(group),
-        lambda w, x: tensor_blocks.mlp(Whole(group), x, *w.values()),
+        blocks.mlp_cuts(group),
+        lambda w, x: blocks.mlp(Whole(group), x, *w.values()),
         traffic={"all_reduce": (2, 2 * x_bytes)},
         elements=3 * width * hidden // ctx.size,
         kept=lambda saved: x_bytes + (saved - x_bytes) // ctx.size,
@@ -123,10 +124,10 @@ def attention(
         moved["all_reduce"] = (4, moved["all_reduce"][1] + 2 * head * ITEM_BYTES)
     with shared_kv(group, number, kv, channels) as mine:
         trial = split_trial(
-            tensor_models.attention(ctx, width, number, kv),
+            models.attention(ctx, width, number, kv),
             activations(ctx, batch, length, width),
-            tensor_blocks.attention_cuts(group, mine),
-            lambda w, x: tensor_blocks.attention(Whole(group), mine, x, *w.values()),
+            blocks.attention_cuts(group, mine),
+            lambda w, x: blocks.attention(Whole(group), mine, x, *w.values()),
             traffic=moved,
             elements=2 * heads * head + 2 * head,
         )
@@ -142,13 +143,13 @@ def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int)
     """
     group = Group(ctx.rank, ctx.size)
     words = multiple(words, ctx.size)
-    whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
+    whole, numbers = models.vocabulary(ctx, batch, length, width, words)
     targets, count = whole.targets, numbers.numel()
     trial = split_trial(
         whole,
         numbers,
         {"table.weight": rows(group), "head.weight": rows(group)},
-        lambda w, x: tensor_layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
+        lambda w, x: layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
         traffic={"all_reduce": (5, count * (2 * width * ITEM_BYTES + 3 * _STATISTIC_BYTES))},
         elements=2 * words // ctx.size * width,
     )
@@ -162,15 +163,15 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
     Traffic: two all_reduces of X forward, two backward. Memory: 1/n of the matrices, all of the norms.
     """
     group = Group(ctx.rank, ctx.size)
-    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     trial = split_trial(
         whole,
         x,
-        tensor_blocks.block_cuts(group, channels),
-        lambda w, x: tensor_blocks.block(Whole(group), tensor_blocks.KvHeads(channels), w, x),
+        blocks.block_cuts(group, channels),
+        lambda w, x: blocks.block(Whole(group), blocks.KvHeads(channels), w, x),
         traffic={"all_reduce": (4, 4 * x.numel() * ITEM_BYTES)},
-        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
     return judge(ctx, group, trial)
 
@@ -188,21 +189,21 @@ def sequence(
     """
     group = Group(ctx.rank, ctx.size)
     length = multiple(length, ctx.size)
-    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     x_bytes, norm_bytes = x.numel() * ITEM_BYTES, x.shape[-1] * ITEM_BYTES
     fixed = length * length + 2 * length * channels * ITEM_BYTES
     trial = split_trial(
         whole,
         x,
-        tensor_blocks.block_cuts(group, channels) | tensor_blocks.sequence_cuts(group),
-        lambda w, x: tensor_blocks.block(Split(group), tensor_blocks.KvHeads(channels), w, x),
+        blocks.block_cuts(group, channels) | blocks.sequence_cuts(group),
+        lambda w, x: blocks.block(Split(group), blocks.KvHeads(channels), w, x),
         traffic={
             "all_gather": (6, 6 * x_bytes),
             "reduce_scatter": (4, 4 * x_bytes),
             "all_reduce": (2, 2 * norm_bytes),
         },
-        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
         kept=lambda saved: fixed + (saved - fixed) // ctx.size,
     )
     return judge(ctx, group, trial)
@@ -217,9 +218,9 @@ def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) 
     """
     group = Group(ctx.rank, ctx.size)
     length, hidden = multiple(length, ctx.size), multiple(hidden, ctx.size)
-    whole, x = tensor_models.mlp(ctx, width, hidden), activations(ctx, batch, length, width)
-    with tensor_overlap.fused(ctx, group) as ops:
-        return tensor_overlap.judged(
+    whole, x = models.mlp(ctx, width, hidden), activations(ctx, batch, length, width)
+    with overlap.fused(ctx, group) as ops:
+        return overlap.judged(
             ctx,
             ops,
             whole,
@@ -239,7 +240,7 @@ def dtensor(
     Traffic: two all_reduces of X forward; backward one for each of q, k, v, gate and up, which do not know
     that they share their input: five. Memory as in `block`.
     """
-    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     trial = tensor_dtensor.parallel_trial(
         ctx,
@@ -247,7 +248,7 @@ def dtensor(
         x,
         tensor_dtensor.block_plan,
         traffic={"all_reduce": (7, 7 * x.numel() * ITEM_BYTES)},
-        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
     return judge(ctx, Group(ctx.rank, ctx.size), trial)
 
@@ -262,7 +263,7 @@ def dtensor_sequence(
     The norms' gradients stay summands until an optimizer reads them.
     """
     group = Group(ctx.rank, ctx.size)
-    whole = tensor_models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, multiple(length, ctx.size), ctx.size * heads * channels)
     x_bytes = x.numel() * ITEM_BYTES
     trial = tensor_dtensor.parallel_trial(
@@ -271,8 +272,8 @@ def dtensor_sequence(
         x,
         tensor_dtensor.sequence_plan,
         traffic={"all_gather": (4, 4 * x_bytes), "reduce_scatter": (4, 4 * x_bytes)},
-        elements=tensor_blocks.block_elements(ctx.size, channels, heads, hidden),
-        cuts=tensor_blocks.sequence_cuts(group),
+        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
+        cuts=blocks.sequence_cuts(group),
     )
     return judge(ctx, group, trial)
 
@@ -286,7 +287,7 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
     table is whole.
     """
     words = multiple(words, ctx.size)
-    whole, numbers = tensor_models.vocabulary(ctx, batch, length, width, words)
+    whole, numbers = models.vocabulary(ctx, batch, length, width, words)
     token_bytes = width * ITEM_BYTES + 2 * _STATISTIC_BYTES + ITEM_BYTES
     trial = tensor_dtensor.parallel_trial(
         ctx,

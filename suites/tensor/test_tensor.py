@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}

@@ -21,23 +21,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.remote.engines import engine
-from fixtures.remote.steps import Context, step
-from fixtures.remote.zero import deepspeed_engine, exchanges, mixed
-from fixtures.remote.zero.answers import ITEM, answer, flat, fully_sharded, holds, hybrid, replicas
-from fixtures.remote.zero.evidence import (
+from fixtures.ranks.engines import engine
+from fixtures.ranks.steps import Context, step
+from suites.zero import deepspeed as deepspeed_engine
+from suites.zero import exchanges, mixed
+from suites.zero.answers import ITEM, answer, flat, fully_sharded, holds, hybrid, replicas
+from suites.zero.evidence import (
     exact_entries,
     repeat_entries,
     study,
     training_entries,
 )
-from fixtures.remote.zero.flat import Zero1, Zero2, Zero3
-from fixtures.remote.zero.mixed import MixedZero1
-from fixtures.remote.zero.overlap import Backward
-from fixtures.remote.zero.policies import cast, prefetched
-from fixtures.remote.zero.recompute import SAVED_BY_BLOCK, Recomputed, activations
-from fixtures.remote.zero.training import EXACT, TRAINING, Task, follow
-from fixtures.remote.zero.wrapped import Replicated, ShardedOptimizer, on_mesh
+from suites.zero.flat import Zero1, Zero2, Zero3
+from suites.zero.mixed import MixedZero1
+from suites.zero.overlap import Backward
+from suites.zero.policies import cast, prefetched
+from suites.zero.recompute import SAVED_BY_BLOCK, Recomputed, activations
+from suites.zero.training import EXACT, TRAINING, Task, follow
+from suites.zero.wrapped import Replicated, ShardedOptimizer, on_mesh
 
 _NOTHING_BYTES = 4
 
@@ -216,7 +217,7 @@ def overlap(
 ) -> dict[str, Any]:
     """DDP's exchange behind a backward of L stages, of `stage_s` each or longer where the link is slow. With
     a bucket per stage 1 - 1/L of it hides, with one bucket none (arXiv:2006.15704, section 3.2; derived in
-    fixtures.remote.zero.overlap). `bucket_bytes` are by kind of device.
+    suites.zero.overlap). `bucket_bytes` are by kind of device.
     """
     bucket = bucket_bytes[ctx.device.type]
     psi = layers * bucket

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.check import Check
-from fixtures.plan import INSIDE, NETWORK, Case, over
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, Case, over
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}

@@ -10,8 +10,8 @@ import statistics
 import sys
 import time
 
-from fixtures.cluster import Cluster
-from fixtures.measure import CaseRequest, Measurement, World
+from fixtures.cluster.cluster import Cluster
+from fixtures.cluster.measurement import CaseRequest, Measurement, World
 from tests.lab.controller import opened
 
 WARM_CASES = 200

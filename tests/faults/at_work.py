@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fixtures.provenance import ROOT
-from fixtures.remote.processes import wait_until
+from fixtures.node.processes import wait_until
+from fixtures.run.provenance import ROOT
 from tests.lab import Lab
 
 _CONTROLLER = """
 import dataclasses, json, sys
 from pathlib import Path
 from fixtures import hosts
-from fixtures.cluster import Cluster, Settings
-from fixtures.measure import CaseRequest, Measurement, World
+from fixtures.cluster.cluster import Cluster, Settings
+from fixtures.cluster.measurement import CaseRequest, Measurement, World
 from reports.record import JobRecord
 
 given = json.loads(sys.argv[1])
@@ -129,7 +129,7 @@ import glob, os
 job = max(glob.glob("/tmp/shakedown-*/job-*"), key=os.path.getmtime, default="none")
 print(b"".join(open(path, "rb").read() for path in glob.glob(job + "/progress.*")))
 """
-RANKS = "-u -m fixtures.remote.worker"  # in the command of a rank, and not in its torchrun's
+RANKS = "-u -m fixtures.ranks.worker"  # in the command of a rank, and not in its torchrun's
 
 
 def in_phase(lab: Lab, node: str, phase: str, deadline_s: float = 90.0) -> None:

@@ -18,19 +18,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fixtures.blame.links import Links
-from fixtures.blame.model import Reading, Trial, Way
-from fixtures.blame.rounds import circle
-from fixtures.blame.search import Rules, search
+from fixtures.blame.links.rounds import Links
+from fixtures.blame.search.model import Reading, Trial, Way
+from fixtures.blame.search.rounds import circle
+from fixtures.blame.search.search import Rules, search
 from fixtures.blame.testers import LinksOnly
-from fixtures.measure import CaseRequest, World
-from fixtures.plan import NETWORK, Case, Planned
-from fixtures.target import Target
+from fixtures.check.plan import NETWORK, Case, Planned
+from fixtures.check.target import Target
+from fixtures.cluster.measurement import CaseRequest, World
 from tests.lab import Lab
 from tests.lab.controller import opened
 from tests.lab.handle import end
 from thresholds.hardware import Hardware
-from thresholds.load import load
+from thresholds.loading.load import load
 
 USUAL_MBIT = 200.0
 HARDWARE = Path(__file__).parents[2] / "thresholds" / "lab-200mbit.toml"

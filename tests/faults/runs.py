@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fixtures.remote.processes import wait_until
-from fixtures.selfcheck_site import ENVIRONMENT
+from fixtures.blame.selfcheck.site import ENVIRONMENT
+from fixtures.node.processes import wait_until
 from tests.lab import Lab
 
 SUITE = [sys.executable, "-m", "pytest", "suites/", "-p", "no:cacheprovider"]

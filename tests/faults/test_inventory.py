@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fixtures.inventory_rules import SUBJECTS
-from fixtures.provenance import ROOT
-from fixtures.selfcheck_site import ENVIRONMENT
+from fixtures.blame.selfcheck.site import ENVIRONMENT
+from fixtures.check.inventory.rules import SUBJECTS
+from fixtures.run.provenance import ROOT
 from tests.faults.runs import Finished, accept, clean
-from tests.fixtures.remote.inventory.h100_node import rails, write_node
+from tests.fixtures.node.inventory.h100_node import rails, write_node
 from tests.lab import Lab
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
@@ -168,9 +168,9 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
 
 # Faults of a node that its inventory can see, and the test in which each is caught.
 UNIT, RULES, PEERS, PORTS = (
-    f"tests/fixtures/test_inventory{name}.py" for name in ("", "_rules", "_peers", "_ports")
+    f"tests/fixtures/check/inventory/test_{name}.py" for name in ("inventory", "rules", "peers", "ports")
 )
-BEFORE = "tests/fixtures/test_preflight.py"
+BEFORE = "tests/fixtures/cluster/test_preflight.py"
 CAUGHT: dict[str, tuple[str, str]] = {
     "a NIC is missing": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
     "a port is down, or slower": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
@@ -181,7 +181,7 @@ CAUGHT: dict[str, tuple[str, str]] = {
     "rails are swapped": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
     "storage does not answer": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
     "a NIC is nearest to another GPU": (
-        "tests/fixtures/test_inventory_rails.py",
+        "tests/fixtures/check/inventory/test_rails.py",
         "test_a_nic_that_is_nearest_to_another_gpu_is_found",
     ),
     "GPUDirect is off": (PEERS, "test_the_node_that_differs_from_the_majority_is_named_with_the_difference"),

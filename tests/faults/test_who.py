@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.contact import CONNECT_S
+from fixtures.cluster.contact import CONNECT_S
 from tests.faults.at_work import RANKS, Answered, AtWork, in_phase
 from tests.lab import Lab
 
@@ -18,7 +18,7 @@ SPARE_S = 2.0 + 3.0  # what a hang may cost beyond its deadline, and what this m
 # A step that issues its work and completes it later, as NCCL does: its last round one rank never issues.
 ASYNCHRONOUS = """
 import threading
-from fixtures.remote import steps
+from fixtures.ranks import steps
 
 def issued(ctx, *, absent, rounds):
     ctx.progress.phase("issued")
@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_named_and_what_the_others_wait_in(tmp_path: Path) -> 
     )
     assert "(its process is stopped); the others wait in all_reduce, collectives.exact" in answer.text
     assert answer.seconds < DEADLINE_S + SPARE_S
-    assert "fixtures/remote/calls.py" in answer.detail
+    assert "fixtures/ranks/collectives/calls.py" in answer.detail
     assert "gloo:all_reduce [[65536]] issued" in answer.detail
     assert answer.jobs[-1][1] == answer.text
 

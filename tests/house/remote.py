@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from fixtures.transport.bundle import SENT
 from tests.house.tree import dotted, parsed, sources
 
 # Names of the standard library that came with Python 3.11 or later and tempt people, by module.
@@ -41,7 +42,9 @@ TOO_NEW_METHODS = {"add_note", "is_junction", "with_segments"}  # of objects, so
 
 def is_remote(path: Path) -> bool:
     """Whether this file is sent to the nodes."""
-    return path.parts[:2] == ("fixtures", "remote") or (path.parts[0] == "suites" and path.name == "steps.py")
+    if path.parts[0] == "suites":
+        return not path.name.startswith("test_")
+    return path.parts[:2] in {("fixtures", name) for name in SENT}
 
 
 def too_new(root: Path) -> Iterator[str]:

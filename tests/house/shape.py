@@ -9,7 +9,7 @@ from statistics import median
 
 from tests.house.tree import files, parsed, sources
 
-FILE_LINES = 300
+FILE_LINES = 400
 FUNCTION_LINES = 40
 MEDIAN_LINES = 12
 SOURCES = (".py", ".sh", ".css", ".j2", "")  # data and documents may be as long as they are

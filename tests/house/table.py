@@ -6,66 +6,53 @@ from tests.house import habits
 from tests.house.habits import EVERYWHERE, LIBRARY, Habit
 from tests.house.imports import HOUSE, RECORDS, Room
 
-NODE = "it is sent to the nodes as it is, where there is Python and torch and nothing else"
-LIBRARY_OF_NODES = "a library: it reaches machines, without pytest, and judges nothing"
-ALL = ("fixtures", *RECORDS)
+SENT = ("fixtures.wire", "fixtures.node", "fixtures.ranks")
+CHECKING = ("fixtures.wire", "fixtures.transport", "fixtures.cluster", "fixtures.check")
+READ = ("thresholds", *RECORDS)
+SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib")
 
-# Where pytest meets the house.
-FACING = {
-    "acceptance": "pytest's hooks of a run",
-    "check": "the fixture that a test takes",
-    "console": "writes between pytest's own lines",
-    "ledger": "sees what pytest collected and deselected",
-    "outcome": "makes four outcomes out of pytest's many",
-    "plan": "makes pytest items of cases and places",
-    "plugin": "what conftest.py names",
-    "selfcheck": "the fixture that a test of the self-check takes",
-    "selfcheck_first": "sees that pytest leaves the self-check in",
-}
-# Where a measurement meets its limit.
-JUDGING = {
-    "busy": "tells a missed speed from other figures",
-    "peers": "holds nodes and devices against their equals",
-    "peers_shown": "says in the units of limits how far a device is behind its equals",
-    "device_data": "tells numbers from what is none, as limits do",
-    "devices": "holds what every device of a node measured against limits",
-    "parallel": "holds the parts of a parallel step against closed forms and limits",
-    "inventory": "holds what a node's supervisor read against its hardware file",
-    "inventory_ports": "tells by the hardware file which ports are the fabric's",
-    "foresight": "tells which planned cases have no limit",
-    "judging": "holds measurements against limits",
-    "selfcheck_limits": "makes limits of healthy samples",
-    "recognition": "finds the hardware file that a node answers to",
-    "target": "asks the hardware file what is absent",
-}
-
-# The first row whose glob matches a file counts.
+# The first row whose glob matches a file counts. Each package imports from its own floor only itself.
 ROOMS = (
-    Room("conftest.py", ("fixtures.plugin",), (), "a few lines: which plugins"),
-    Room("fixtures/remote/**/*.py", ("fixtures.remote",), ("torch",), NODE),
-    Room("suites/*/steps.py", ("fixtures.remote",), ("torch",), NODE),
-    Room("suites/**/*.py", ("suites", "thresholds", *ALL), ("pytest",), "suites say what must hold"),
-    *(Room(f"fixtures/{name}.py", ALL, ("pytest",), why) for name, why in FACING.items()),
-    *(Room(f"fixtures/{name}.py", (*ALL, "thresholds"), (), why) for name, why in JUDGING.items()),
+    Room("conftest.py", ("fixtures.run.plugin",), (), "a few lines: which plugins"),
+    Room("fixtures/__init__.py", (), (), "a package is its modules"),
+    Room("fixtures/wire/**/*.py", SENT[:1], (), "floor 1, sent: what all sides say, in the standard library"),
+    Room("fixtures/node/facts.py", SENT[:2], ("torch",), "asks torch, where somebody waits for the answer"),
+    Room("fixtures/node/**/*.py", SENT[:2], (), "floor 2, sent: the supervisor knows no torch"),
     Room(
-        "fixtures/options.py",
-        (*ALL, "thresholds"),
+        "fixtures/transport/**/*.py",
+        ("fixtures.wire", "fixtures.transport"),
+        ("paramiko", "cryptography"),
+        "floor 2: reaches machines and knows of no rank",
+    ),
+    Room("fixtures/ranks/**/*.py", SENT, ("torch",), "floor 3, sent: where there is Python and torch"),
+    Room(
+        "fixtures/cluster/**/*.py",
+        (*CHECKING[:3], "fixtures.node.processes", "reports.clean", *RECORDS),
+        (),
+        "floor 3: measures on nodes, and judges nothing",
+    ),
+    Room("fixtures/check/**/*.py", (*CHECKING, *READ), ("pytest",), "floor 4: one check, planned and judged"),
+    Room(
+        "fixtures/blame/**/*.py",
+        (*CHECKING, "fixtures.blame", *READ),
         ("pytest",),
-        "loads the files that the command line names",
+        "floor 5: finds the part that is bad; asks for measurements, and makes none",
+    ),
+    Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
+    Room(
+        "suites/**/test_*.py",
+        ("fixtures.check", "fixtures.blame.selfcheck", *READ),
+        ("pytest",),
+        "says what must hold, on the controller, without torch",
     ),
     Room(
-        "fixtures/session.py", ("fixtures", "reports"), ("pytest",), "ends the run: decides, renders, sums up"
+        "suites/**/*.py", (*SENT, "suites"), ("torch",), "sent to the nodes, where there is Python and torch"
     ),
+    Room("thresholds/calibrate/*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),
     Room(
-        "fixtures/wake.py", ("fixtures", "reports"), ("pytest",), "leaves a red report before anything else"
+        "thresholds/**/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"
     ),
-    Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
-    Room("fixtures/blame/links*.py", (*ALL, "thresholds"), (), "tells by the hardware file what links do"),
-    Room("fixtures/blame/*.py", ALL, (), "finds the part that is bad; asks for measurements, and makes none"),
-    Room("fixtures/*.py", ALL, ("paramiko", "cryptography"), LIBRARY_OF_NODES),
-    Room("thresholds/calibrate*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),
-    Room("thresholds/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"),
-    Room("reports/*.py", ("reports",), ("jinja2", "markupsafe", "junitparser", "matplotlib"), "a leaf"),
+    Room("reports/**/*.py", ("reports",), SAYING, "a leaf"),
     Room(
         "tests/**/*.py",
         HOUSE,
@@ -81,11 +68,11 @@ HABITS = (
         EVERYWHERE,
         "wait for the thing itself, with a deadline",
         {
-            "fixtures/remote/processes.py": "wait_until: what nothing announces is polled, in one place",
-            "fixtures/remote/evidence.py": "until: the same between tasks, which must not stop each other",
-            "fixtures/remote/supervisor.py": "the tick of its loop: beats and the lease",
-            "fixtures/remote/calibrated.py": "lasting is the work there, and nothing is waited for",
-            "tests/fixtures/remote/test_timing.py": "iterations of a known length are what it times",
+            "fixtures/node/processes.py": "wait_until: what nothing announces is polled, in one place",
+            "fixtures/node/evidence.py": "until: the same between tasks, which must not stop each other",
+            "fixtures/node/supervisor.py": "the tick of its loop: beats and the lease",
+            "fixtures/ranks/study/calibrated.py": "lasting is the work there, and nothing is waited for",
+            "tests/fixtures/ranks/test_timing.py": "iterations of a known length are what it times",
         },
     ),
     Habit("a shell", habits.shells, EVERYWHERE, "pass an argument list"),
@@ -95,9 +82,9 @@ HABITS = (
         EVERYWHERE,
         "name what can go wrong",
         {
-            "fixtures/remote/worker.py": "a step may raise anything, and all of it is evidence",
+            "fixtures/ranks/worker.py": "a step may raise anything, and all of it is evidence",
             "reports/render.py": "a page that cannot be drawn costs the page, not the verdict",
-            "tests/fixtures/remote/gloo_world.py": "a forked rank hands whatever it raised to its parent",
+            "tests/fixtures/ranks/gloo_world.py": "a forked rank hands whatever it raised to its parent",
         },
     ),
     Habit(
@@ -116,8 +103,8 @@ HABITS = (
         EVERYWHERE,
         "let it say what it found",
         {
-            "fixtures/outcome.py": "Declared is the one skip that is a verdict; any other is told from it",
-            "tests/fixtures/remote/test_ports.py": "a kernel without IPv6 has none to try",
+            "fixtures/check/outcome.py": "Declared is the one skip that is a verdict",
+            "tests/fixtures/node/test_ports.py": "a kernel without IPv6 has none to try",
             "tests/lab/pytest_support.py": "where no lab can be made; on a CI server that is a failure",
         },
     ),

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from tests.lab import Lab, LabError
-from tests.lab.fabric_faults import FabricFaults
+from tests.lab.faults.fabric_faults import FabricFaults
+from tests.lab.faults.hardware_faults import HardwareFaults
+from tests.lab.faults.limit_faults import LimitFaults
+from tests.lab.faults.link_faults import LinkFaults
+from tests.lab.faults.login_faults import LoginFaults
+from tests.lab.faults.node_faults import NodeFaults
 from tests.lab.files import PLAN
-from tests.lab.hardware_faults import HardwareFaults
-from tests.lab.limit_faults import LimitFaults
-from tests.lab.link_faults import LinkFaults
-from tests.lab.login_faults import LoginFaults
-from tests.lab.node_faults import NodeFaults
 
 Fault = Callable[..., Any]
 

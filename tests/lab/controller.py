@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fixtures.cluster import Cluster, Settings
-from fixtures.hosts import read
+from fixtures.cluster.cluster import Cluster, Settings
+from fixtures.transport.hosts import read
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from reports import html, plots, provenance
+from reports import provenance
+from reports.page import html, plots
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from reports.verdict import decide
 from tests.reports import making

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from reports import html, render
+from reports import render
 from reports.__main__ import main
 from reports.journal import read
+from reports.page import html
 from reports.record import BlameKind, Outcome
 from reports.verdict import Standing, decide, exit_status
 from tests.reports import making

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from reports import html, junit
+from reports import junit
+from reports.page import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
 from reports.verdict import decide
 from tests.reports import making

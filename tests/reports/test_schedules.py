@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fixtures.remote.pipeline_orders import PLANS, Shape
-from fixtures.remote.pipeline_simulator import simulate
-from reports import html, schedules
+from reports.page import html, schedules
 from reports.record import CheckRecord
 from reports.verdict import decide
+from suites.pipeline.schedules import PLANS, Shape
+from suites.pipeline.simulator import simulate
 from tests.reports.making import NODES, check, journal_of
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reports import html, searches
+from reports.page import html, searches
 from reports.record import Outcome
 from reports.verdict import decide
 from tests.reports.making import PAIR, check, journal_of

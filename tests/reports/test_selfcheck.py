@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import html
+from reports.page import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, PlanRecord, Record
 from reports.verdict import decide
 from tests.reports import making

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from reports import figures
 from reports.hostlist import fold
+from reports.page import figures
 from reports.record import NodeRecord, Outcome
 from reports.summary import lines
 from reports.verdict import decide

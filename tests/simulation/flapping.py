@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from random import Random
 
-from fixtures.blame.model import Located
-from fixtures.blame.search import search
+from fixtures.blame.search.model import Located
+from fixtures.blame.search.search import search
 from tests.simulation.world import World, named
 
 COUNTS = (4, 8, 16)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import fmean
 
-from fixtures.blame.belief import Belief
-from fixtures.blame.model import Located, Trial
-from fixtures.blame.rules import Rules
-from fixtures.blame.search import search
+from fixtures.blame.search.belief import Belief
+from fixtures.blame.search.model import Located, Trial
+from fixtures.blame.search.rules import Rules
+from fixtures.blame.search.search import search
 from tests.bounds import clopper_pearson
 from tests.simulation.world import World, named
 

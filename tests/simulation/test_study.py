@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.blame.search import search
+from fixtures.blame.search.search import search
 from tests.bounds import clopper_pearson
 from tests.simulation.flapping import lines
 from tests.simulation.study import NOISE, RARELY, Setting, settings, study, table

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from fixtures.blame.model import Reading, Trial, Way
-from fixtures.blame.tallies import Part
+from fixtures.blame.search.model import Reading, Trial, Way
+from fixtures.blame.search.tallies import Part
 
 ALWAYS = 1.0
 Pair = tuple[str, str]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.fixtures.remote.gloo_world import DEADLINE_S
+from tests.fixtures.ranks.gloo_world import DEADLINE_S
 
 Accounts = list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]  # step, traffic, memory
 

@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fixtures import corruption, parallel, placement
-from fixtures.measure import Measurement, RankReport, Unchecked, World
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.check.judges import corruption, parallel, placement
+from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
+from fixtures.ranks.steps import REGISTRY, Context
 from reports.record import Judgement, Outcome
-from tests.fixtures.remote.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
 
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters

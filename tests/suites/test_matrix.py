@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import judging, requests
-from fixtures.hosts import parse
-from fixtures.plan import Topology, plan
-from fixtures.provenance import ROOT
-from fixtures.remote.shapes import ALIGN_BYTES, SHAPES
-from suites.collectives import cases, test_bandwidth, test_exactness, test_latency, test_transport
+from fixtures.check import requests
+from fixtures.check.judges import judging
+from fixtures.check.plan import Topology, plan
+from fixtures.ranks.collectives.shapes import ALIGN_BYTES, SHAPES
+from fixtures.run.provenance import ROOT
+from fixtures.transport.hosts import parse
+from suites.collectives import test_collectives
 from suites.context import test_context
 from suites.expert import test_expert
 from suites.mesh import test_mesh
@@ -30,7 +31,7 @@ from suites.tensor import test_tensor
 from suites.zero import test_zero
 from thresholds.units import COLLECTIVES, DTYPES
 
-COLLECTIVE = (test_exactness, test_bandwidth, test_latency, test_transport)
+COLLECTIVE = (test_collectives,)
 PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
 NODES = (test_reachability, test_inventory, test_compute, test_memory, test_links, test_repeatability)
 MODULES = (test_selfcheck, *NODES, *COLLECTIVE, *PARALLEL)
@@ -66,16 +67,16 @@ def test_names_do_not_depend_on_other_nodes() -> None:
 @pytest.mark.parametrize("place", ["inside-gpu-01", "network"])
 def test_every_collective_is_compared_in_every_dtype_and_timed(place: str) -> None:
     names = planned(TWO)
-    everywhere = [name for name in COLLECTIVES if name not in cases.ACROSS]
+    everywhere = [name for name in COLLECTIVES if name not in test_collectives.ACROSS]
     data = [name for name in everywhere if name != "barrier"]
     for collective in data:
-        assert f"{test_bandwidth.__name__}::test_busbw_holds_its_floor[{collective}-{place}]" in names
+        assert f"{test_collectives.__name__}::test_busbw_holds_its_floor[{collective}-{place}]" in names
         for dtype in DTYPES:
             wanted = f"test_every_element_arrives[{collective}-{dtype}-{place}]"
-            assert f"{test_exactness.__name__}::{wanted}" in names
+            assert f"{test_collectives.__name__}::{wanted}" in names
     for collective in everywhere:
         wanted = f"test_latency_stays_below_its_ceiling[{collective}-{place}]"
-        assert f"{test_latency.__name__}::{wanted}" in names
+        assert f"{test_collectives.__name__}::{wanted}" in names
 
 
 def test_the_halves_of_the_cluster_are_judged_across_nodes_and_nowhere_else() -> None:
@@ -91,6 +92,6 @@ def test_the_nics_are_judged_alone() -> None:
 def test_what_the_controller_knows_of_shapes_is_true() -> None:
     assert {name for name, shape in SHAPES.items() if shape.to_root} == judging.TO_ROOT
     assert {name for name, shape in SHAPES.items() if shape.sharded} == requests.SHARDED
-    assert {name for name, shape in SHAPES.items() if shape.reduces} == set(cases.REDUCTIONS)
-    assert {*cases.DATA, *cases.ACROSS} == set(SHAPES)
+    assert {name for name, shape in SHAPES.items() if shape.reduces} == set(test_collectives.REDUCTIONS)
+    assert {*test_collectives.DATA, *test_collectives.ACROSS} == set(SHAPES)
     assert requests.ALIGN_BYTES == ALIGN_BYTES

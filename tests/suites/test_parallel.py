@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context
 from tests.suites.parallel import assert_green, red, run_steps
 
 EXACT = {"what": "loss", "error": 0.0, "tolerance": 0.0}

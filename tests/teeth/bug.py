@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fixtures.remote.steps import REGISTRY, Context
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.steps import REGISTRY, Context
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
 
 Patch = Callable[[], AbstractContextManager[Any]]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fixtures.remote.ring_attention import GRADIENTS, KEYS
+from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.memory_patches import kept_whole
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.remote.ring_attention import GRADIENTS, KEYS
+from suites.context.ring_attention import GRADIENTS, KEYS
 from suites.mesh.test_mesh import STEPS
 from tests.teeth.bug import Bug, Patch
 from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, unmasked

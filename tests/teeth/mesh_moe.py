@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from fixtures.remote.mesh import moe_training, placement
+from suites.mesh import placement
+from suites.mesh.moe import training
 from suites.mesh.test_mesh import EXPERTS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.flips import flip, transient
@@ -135,7 +136,7 @@ def _scattered() -> AbstractContextManager[Any]:
 
 
 def _all_forward_first() -> AbstractContextManager[Any]:
-    return replaced(moe_training, "Schedule1F1B", lambda _: ScheduleGPipe)
+    return replaced(training, "Schedule1F1B", lambda _: ScheduleGPipe)
 
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 4) -> Bug:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fixtures.remote.mesh import dense
+from suites.mesh import dense
 from tests.teeth.bug import Patch, replaced
 from tests.teeth.flips import flip
 

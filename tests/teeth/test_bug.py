@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote import parity
-from fixtures.remote.steps import REGISTRY, Context
-from fixtures.remote.traffic import count_traffic
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import parity
+from fixtures.ranks.study.traffic import count_traffic
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth import __main__ as command
 from tests.teeth import bug as bug_module
 from tests.teeth.bug import HEALTHY, Bug, Trial, replaced, survivors, trials

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fixtures.remote.steps import REGISTRY
+from fixtures.ranks.steps import REGISTRY
 from tests.house.tree import ROOT
 from tests.suites.parallel import load
 from tests.teeth.bug import survivors

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from fixtures.remote.zero import policies, wrapped
+from suites.zero import policies, wrapped
 from tests.teeth.bug import Patch, replaced
 from tests.teeth.flips import transient
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thresholds.faults import HardwareFileError
 from thresholds.hardware import Hardware
-from thresholds.load import read
+from thresholds.loading.faults import HardwareFileError
+from thresholds.loading.load import read
 
 GOOD = """\
 [hardware]

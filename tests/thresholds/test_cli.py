@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.thresholds.calibrate.journals import Script, write_runs
 from tests.thresholds.files import FIRST, GOOD
-from tests.thresholds.journals import Script, write_runs
 from thresholds.__main__ import main
-from thresholds.load import shipped
+from thresholds.loading.load import shipped
 
 CASE = ["collective=all_reduce", "path=network", "nodes=2", "ranks_per_node=2", "size=8GiB"]
 Capture = pytest.CaptureFixture[str]

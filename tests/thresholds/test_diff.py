@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.thresholds.calibrate.journals import Script, write
 from tests.thresholds.files import GOOD
-from tests.thresholds.journals import Script, write
 from thresholds.__main__ import main
 from thresholds.diff import BadInput, diff
 

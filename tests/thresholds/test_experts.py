@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import requests
-from fixtures.plan import NETWORK, Planned
-from fixtures.target import Target
+from fixtures.check import requests
+from fixtures.check.plan import NETWORK, Planned
+from fixtures.check.target import Target
 from suites.expert.test_expert import DIVIDED, LATENCY, NORMAL, PATTERN, PING_PONG, SIZES
 from tests.thresholds.files import GOOD, loaded
-from thresholds.faults import HardwareFileError
-from thresholds.load import load, read, shipped
+from thresholds.loading.faults import HardwareFileError
+from thresholds.loading.load import load, read, shipped
 
 TABLE = """
 [experts]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.thresholds.files import GOOD
-from thresholds.faults import HardwareFileError
-from thresholds.load import shipped
+from thresholds.loading.faults import HardwareFileError
+from thresholds.loading.load import shipped
 from thresholds.match import RecogniseError, recognise
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.foresight import lacking
-from fixtures.plan import MARK, Topology, plan
-from fixtures.target import Target
+from fixtures.check.foresight import lacking
+from fixtures.check.plan import MARK, Topology, plan
+from fixtures.check.target import Target
 from reports.record import Outcome
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware, Limit
-from thresholds.load import load, shipped
+from thresholds.loading.load import load, shipped
+from thresholds.loading.rules import SWEPT
 from thresholds.lookup import LimitError, absent, find
-from thresholds.rules import SWEPT
 from thresholds.selectors import READERS, Value
 from thresholds.units import METRICS
 from thresholds.verdict import judge

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.thresholds.files import GOOD, changed, faults, loaded
-from thresholds.extends import shipped
-from thresholds.load import load
+from thresholds.loading.extends import shipped
+from thresholds.loading.load import load
 from thresholds.metrics import bandwidth, slow_fraction
 from thresholds.tails import at_least, fails
 

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fixtures.remote.processes import wait_until
+from fixtures.node.processes import wait_until
 from tests.faults.matrix.row import During, Plant, Scene
 from tests.faults.runs import Running
 from tests.lab.files import HOSTS
 
-RANK = "-u -m fixtures.remote.worker"
+RANK = "-u -m fixtures.ranks.worker"
 AGENT = "torch.distributed.run"
 CHECKS = 5  # of collectives that have ended before a fault begins
-HOLD = "from fixtures.remote import lock, janitor; held = lock.acquire(); print('ready', flush=True)\n" + (
+HOLD = "from fixtures.node import lock, janitor; held = lock.acquire(); print('ready', flush=True)\n" + (
     "while True: lock.answer(held, {'user': 'root', 'controller': 'elsewhere', 'run': 'an older one'})"
 )
 

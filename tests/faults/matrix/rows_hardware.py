@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.matrix.row import Expect, Row, Scene, rejected
-from tests.fixtures.remote.inventory.h100_node import rails, write_node
+from tests.fixtures.node.inventory.h100_node import rails, write_node
 
 ISLAND = """
 [hardware]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.matrix.planting import at_work
 from tests.faults.matrix.row import Expect, Names, Plant, Row, Scene, between, rejected, unproven
 from tests.faults.runs import Running
-from tests.lab.link_faults import Direction
+from tests.lab.faults.link_faults import Direction
 
 SLOW = "180mbit"  # a tenth less than what the others have
 BAD_PATH = "60mbit"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.remote.processes import wait_until
+from fixtures.node.processes import wait_until
 from tests.faults.matrix import patches
 from tests.faults.matrix.planting import AGENT, RANK, at_work, later, patched, ranks
 from tests.faults.matrix.row import Row, Scene, rejected, unproven

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fixtures.remote.processes import wait_until
+from fixtures.node.processes import wait_until
 from tests.faults.matrix.draw import draw
 from tests.faults.matrix.judging import Judged, Said, judge, read
 from tests.faults.matrix.results import Result

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fixtures.remote.steps import Context
+from fixtures.ranks.steps import Context
 from suites.collectives import steps
-from tests.fixtures.remote.gloo_world import replace, run_world
+from tests.fixtures.ranks.gloo_world import replace, run_world
 
 ITERATIONS = 4
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fixtures.remote.dtypes import FORMATS
-from fixtures.remote.held import OPERATIONS
-from fixtures.remote.shapes import SHAPES
-from fixtures.remote.steps import Context, Unsupported
+from fixtures.ranks.collectives.shapes import SHAPES
+from fixtures.ranks.exact.dtypes import FORMATS
+from fixtures.ranks.exact.rotating import OPERATIONS
+from fixtures.ranks.steps import Context, Unsupported
 from suites.collectives import steps
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 
 ELEMENTS = [1, 17, 4097]
 ITERATIONS = 3

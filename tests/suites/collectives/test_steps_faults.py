@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote.dtypes import FORMATS
-from fixtures.remote.expected import moved
-from fixtures.remote.steps import Context
+from fixtures.ranks.exact.dtypes import FORMATS
+from fixtures.ranks.exact.expected import moved
+from fixtures.ranks.steps import Context
 from suites.collectives import steps
-from tests.fixtures.remote.gloo_world import replace, run_world
+from tests.fixtures.ranks.gloo_world import replace, run_world
 
 COUNT = 100
 Corruption = dict[str, Any]

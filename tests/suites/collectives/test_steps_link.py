@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote import link_probe
-from fixtures.remote.calibrated import calibrated_work
-from fixtures.remote.link_words import ROUND_TRIPS, TOWARDS
-from fixtures.remote.steps import Context
-from suites.collectives import steps
-from tests.fixtures.remote.gloo_world import context, replace, run_world
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.calibrated import calibrated_work
+from fixtures.wire.link_words import ROUND_TRIPS, TOWARDS
+from suites.collectives import link_probe, steps
+from tests.fixtures.ranks.gloo_world import context, replace, run_world
 
 SIZE = 64 << 10
 MESSAGES, LEAD = 12, 2

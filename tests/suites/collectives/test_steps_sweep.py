@@ -8,12 +8,11 @@ from unittest import mock
 
 import pytest
 
-from fixtures.remote import transport
-from fixtures.remote.collectives import exchange
-from fixtures.remote.shapes import SHAPES
-from fixtures.remote.steps import REGISTRY, Context, Unsupported
-from suites.collectives import steps
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.collectives.collectives import exchange
+from fixtures.ranks.collectives.shapes import SHAPES
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from suites.collectives import steps, transport
+from tests.fixtures.ranks.gloo_world import run_world
 
 SIZES = [256, 4096, 1 << 16]
 

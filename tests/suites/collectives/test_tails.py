@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fixtures import judging, requests
-from fixtures.measure import Measurement, RankReport
-from fixtures.plan import INSIDE
-from fixtures.remote.calibrated import calibrated_work
-from fixtures.remote.steps import Context
+from fixtures.check import requests
+from fixtures.check.judges import judging
+from fixtures.check.plan import INSIDE
+from fixtures.cluster.measurement import Measurement, RankReport
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.calibrated import calibrated_work
 from reports.record import Judgement, Outcome
-from suites.collectives import steps, test_exactness
-from tests.fixtures.remote.gloo_world import run_world
-from tests.fixtures.scenario import HARDWARE
-from tests.fixtures.test_judging import target
-from thresholds.load import read
+from suites.collectives import steps, test_collectives
+from tests.fixtures.check.judges.test_judging import target
+from tests.fixtures.cluster.scenario import HARDWARE
+from tests.fixtures.ranks.gloo_world import run_world
+from thresholds.loading.load import read
 from thresholds.metrics import latency
 
 USUAL_S, SLOW_S = 0.02, 0.04
@@ -94,7 +95,7 @@ def test_a_latency_has_a_tail_where_the_file_says_what_it_keeps_to(size: int) ->
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_one_corrupt_iteration_in_a_hundred_is_seen(backend: str) -> None:
     """Every iteration of every exact case is compared: so many that less than one run in 10,000 misses it."""
-    planned = [mark for test in vars(test_exactness).values() for mark in getattr(test, "pytestmark", ())]
+    planned = [mark for test in vars(test_collectives).values() for mark in getattr(test, "pytestmark", ())]
     cases = sum(len(mark.args[0]) for mark in planned if mark.args[0][0].step == "collectives.exact")
     iterations = cases * len(requests.ELEMENTS[backend]) * requests.EXACT_ITERATIONS[backend]
     assert 0.99**iterations < 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.remote.context_figures import SCALES, tokens_of
+from suites.context.figures import SCALES, tokens_of
 
 
 @pytest.mark.parametrize("kind", SCALES)

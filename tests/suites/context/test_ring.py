@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote import context_payload, context_trial, parity
-from fixtures.remote.context_parallel import Ring, Shape
-from fixtures.remote.ring_attention import KEYS
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import parity
+from suites.context import payload, trial
+from suites.context.ring_attention import KEYS
+from suites.context.techniques import Ring, Shape
 from suites.context.test_context import CONTEXT
-from tests.fixtures.remote.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import load, red
 from tests.teeth.bug import replaced
 from tests.teeth.context import low_bit, passing
@@ -39,8 +40,8 @@ def _posted(ctx: Context) -> list[tuple[str, int]]:
 
     with replaced(dist, "batch_isend_irecv", make):
         technique = Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, True))
-        part = context_trial.drawn(ctx, technique.shape, torch.float64).each(technique.mine)
-        context_trial.passed(technique, part)
+        part = trial.drawn(ctx, technique.shape, torch.float64).each(technique.mine)
+        trial.passed(technique, part)
     return posted
 
 
@@ -112,14 +113,14 @@ def out_of_turn(original: Any) -> Any:
 def _error_out_of_turn(ctx: Context, ignore_tags: bool) -> float:
     """How far the gradients are off when rank 0 issues its passes in another order than its peers do."""
     technique = Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, False))
-    whole = context_trial.drawn(ctx, technique.shape, torch.float64)
+    whole = trial.drawn(ctx, technique.shape, torch.float64)
     with ExitStack() as layers:
         if ignore_tags:
             layers.enter_context(replaced(dist, "batch_isend_irecv", in_order_of_issue))
         if ctx.rank == 0:
             layers.enter_context(replaced(dist, "batch_isend_irecv", out_of_turn))
-        found = context_trial.passed(technique, whole.each(technique.mine)).results
-    right = context_trial.unsharded(whole, technique.shape)
+        found = trial.passed(technique, whole.each(technique.mine)).results
+    right = trial.unsharded(whole, technique.shape)
     return max(parity.relative(a, technique.mine(b)) for a, b in zip(found, right, strict=True))
 
 
@@ -133,7 +134,7 @@ def test_a_ring_whose_ranks_issue_in_different_orders_is_seen_only_where_tags_ar
 
 def _spoiled(ctx: Context) -> list[dict[str, Any]]:
     with passing(low_bit, ranks=(1,))():
-        return context_payload.around(ctx)
+        return payload.around(ctx)
 
 
 def test_a_hop_that_spoils_data_is_named_by_the_rank_behind_it_alone() -> None:

@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote import context_layout, context_trial
-from fixtures.remote.context_layout import Span, hidden
-from fixtures.remote.context_parallel import AllGatherKV, Ring, Shape, Technique, Ulysses, ZigZag
-from fixtures.remote.steps import Context
-from suites.context import steps
+from fixtures.ranks.steps import Context
+from suites.context import layout, steps, trial
+from suites.context.layout import Span, hidden
+from suites.context.techniques import AllGatherKV, Ring, Shape, Technique, Ulysses, ZigZag
 from suites.context.test_context import CONTEXT, SIZES
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
@@ -57,13 +56,13 @@ def test_zigzag_is_balanced_and_the_plain_ring_is_not(answers: Answers) -> None:
 @pytest.mark.parametrize("size", [2, 3, 8, 64])
 def test_the_closed_forms_of_the_work_count_what_masks_let_through(size: int) -> None:
     length = 4 * size
-    cuts = (context_layout.contiguous(length, size), context_layout.zigzag(length, size))
+    cuts = (layout.contiguous(length, size), layout.zigzag(length, size))
     whole = Span.of(torch.arange(length), torch.device("cpu"))
     plain, balanced = (
         [int((~hidden(Span.of(places, torch.device("cpu")), whole)).sum()) for places in cut] for cut in cuts
     )
-    assert plain == [context_layout.contiguous_pairs(length, size, rank, True) for rank in range(size)]
-    assert balanced == [context_layout.zigzag_pairs(length, size)] * size
+    assert plain == [layout.contiguous_pairs(length, size, rank, True) for rank in range(size)]
+    assert balanced == [layout.zigzag_pairs(length, size)] * size
     assert len(set(plain)) == size
     assert all(sorted(torch.cat(cut).tolist()) == list(range(length)) for cut in cuts)
 
@@ -102,10 +101,10 @@ def _counted_of(size: int) -> list[dict[str, Any]]:
 def _counts(ctx: Context, technique: Technique) -> dict[str, Any]:
     said: dict[str, Any] = {"traffic": [], "pairs": technique.pairs()}
     for dtype in (torch.bfloat16, torch.float64):
-        part = context_trial.drawn(ctx, technique.shape, dtype).each(technique.mine)
-        seen = context_trial.passed(technique, part)
-        said["traffic"] += context_trial.traffic(technique, seen, dtype)
-    return {**said, "memory": context_trial.held(technique, part, seen.tally), "work": seen.tally.work()}
+        part = trial.drawn(ctx, technique.shape, dtype).each(technique.mine)
+        seen = trial.passed(technique, part)
+        said["traffic"] += trial.traffic(technique, seen, dtype)
+    return {**said, "memory": trial.held(technique, part, seen.tally), "work": seen.tally.work()}
 
 
 def test_traffic_memory_and_work_are_the_closed_forms_at_8_64_and_512_ranks() -> None:

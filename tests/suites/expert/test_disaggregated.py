@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote.calibrated import Work, calibrated_work
-from fixtures.remote.disaggregated import Log, Pace, Sides, attention_ranks, sides, stage
-from fixtures.remote.disaggregated_model import problem
-from fixtures.remote.disaggregated_speed import m2n_matrix
-from fixtures.remote.disaggregated_traffic import batch_rows, by_pairs, expected_traffic
-from fixtures.remote.expert_routing import Shape
-from fixtures.remote.steps import Context
-from tests.fixtures.remote.gloo_world import context, replace, run_world
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.calibrated import Work, calibrated_work
+from suites.expert.disaggregated.model import problem
+from suites.expert.disaggregated.passes import Log, Pace, Sides, attention_ranks, sides, stage
+from suites.expert.disaggregated.speed import m2n_matrix
+from suites.expert.disaggregated.traffic import batch_rows, by_pairs, expected_traffic
+from suites.expert.routing import Shape
+from tests.fixtures.ranks.gloo_world import context, replace, run_world
 from tests.suites.parallel import assert_green
 from tests.teeth.expert import APART, PATTERN
 
@@ -81,8 +81,8 @@ def waited_for(monkeypatch: pytest.MonkeyPatch, *waits_s: float) -> list[float]:
     """Seconds of stages of no length, when a GPU has to be waited for before each, and after."""
     left_s = iter(waits_s)
     settles = lambda _: calibrated_work(time.perf_counter() + next(left_s))  # noqa: E731
-    monkeypatch.setattr("fixtures.remote.disaggregated.settle", settles)
-    monkeypatch.setattr("fixtures.remote.timing.complete", lambda _: next(iter(())))  # the whole device
+    monkeypatch.setattr("suites.expert.disaggregated.passes.settle", settles)
+    monkeypatch.setattr("fixtures.ranks.timing.complete", lambda _: next(iter(())))  # the whole device
     ctx, log = context(0, 2), Log()
     for _ in range(len(waits_s) // 2):
         with stage(ctx, log, Pace(Work(ctx.device))):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.remote.engines import engine
-from fixtures.remote.expert_engine import load as tokens_of
-from fixtures.remote.expert_routing import Shape
-from fixtures.remote.steps import REGISTRY, Context, Unsupported
-from fixtures.workload import ENGINES
+from fixtures.check.workload import ENGINES
+from fixtures.ranks.engines import engine
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from suites.expert.engine import load as tokens_of
+from suites.expert.routing import Shape
 from suites.expert.test_expert import ENGINE as PLANNED
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green, load
 from tests.teeth.expert import ENGINE
 

@@ -9,16 +9,16 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fixtures.remote.expert_groups import Nodes
-from fixtures.remote.expert_limited import limited_tables
-from fixtures.remote.expert_parts import Routed
-from fixtures.remote.expert_routing import Shape
-from fixtures.remote.expert_speed import Traffic
-from fixtures.remote.expert_tokens import TAGS
-from fixtures.remote.expert_worlds import divided, sizes_in
-from fixtures.remote.steps import REGISTRY, Context
-from fixtures.remote.traffic import count_traffic
-from tests.fixtures.remote.gloo_world import context, run_world
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study.traffic import count_traffic
+from suites.expert.groups import Nodes
+from suites.expert.limited import limited_tables
+from suites.expert.parts import Routed
+from suites.expert.routing import Shape
+from suites.expert.speed import Traffic
+from suites.expert.tokens import TAGS
+from suites.expert.worlds import divided, sizes_in
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green, load, red
 from tests.teeth.bug import replaced
 from tests.teeth.expert import DIVIDED, LIMITED

@@ -9,15 +9,18 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fixtures.remote import memory
-from fixtures.remote.disaggregated import Sides
-from fixtures.remote.disaggregated_model import Pace, problem
-from fixtures.remote.disaggregated_traffic import batch_rows, expected_traffic
-from fixtures.remote.expert_groups import Nodes, nodes_of, visited
-from fixtures.remote.expert_limited import crossing, hop_matrices, limited_tables
-from fixtures.remote.expert_parallel import Sharded, route
-from fixtures.remote.expert_parity import compared_bf16, layer, memory_table, whole
-from fixtures.remote.expert_routing import (
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory
+from fixtures.ranks.study.models import MoE
+from fixtures.ranks.study.traffic import count_traffic
+from suites.expert.disaggregated.model import Pace, problem
+from suites.expert.disaggregated.passes import Sides
+from suites.expert.disaggregated.traffic import batch_rows, expected_traffic
+from suites.expert.groups import Nodes, nodes_of, visited
+from suites.expert.layer import Sharded, route
+from suites.expert.limited import crossing, hop_matrices, limited_tables
+from suites.expert.parity import compared_bf16, layer, memory_table, whole
+from suites.expert.routing import (
     Shape,
     even_tables,
     imbalance,
@@ -27,12 +30,9 @@ from fixtures.remote.expert_routing import (
     transposed,
     uniform,
 )
-from fixtures.remote.expert_speed import Traffic, rank_tables
-from fixtures.remote.models import MoE
-from fixtures.remote.steps import Context
-from fixtures.remote.traffic import count_traffic
+from suites.expert.speed import Traffic, rank_tables
 from suites.expert.test_expert import ROUTINGS
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
 from tests.teeth.expert import APART, LIMITED, PARITY, PATTERN, SPEED, TOKENS
 
@@ -185,7 +185,7 @@ def test_even_tables_cost_a_number_per_row_and_not_per_expert(monkeypatch: pytes
         drawn.append(found.numel())
         return found
 
-    monkeypatch.setattr("fixtures.remote.expert_routing.uniform", counted)
+    monkeypatch.setattr("suites.expert.routing.uniform", counted)
     shape = Shape(500, 8, 1, 64, 8)
     found = even_tables(7, 8, shape)
     assert sum(drawn) == 8 * shape.tokens * shape.top_k

@@ -8,13 +8,13 @@ from unittest import mock
 
 import pytest
 
-from fixtures import placement as judged
-from fixtures.measure import Measurement, RankReport, Unchecked, World
-from fixtures.remote.mesh import placement
-from fixtures.remote.mesh.axes import Layout, divide, laid_out
-from fixtures.remote.steps import Context
+from fixtures.check.judges import placement as judged
+from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
+from fixtures.ranks.steps import Context
 from reports.record import Outcome
-from tests.fixtures.remote.gloo_world import context, run_world
+from suites.mesh import placement
+from suites.mesh.axes import Layout, divide, laid_out
+from tests.fixtures.ranks.gloo_world import context, run_world
 
 TWO, THREE = ("dp", "tp"), ("pp", "dp", "tp")
 

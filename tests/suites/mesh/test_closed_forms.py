@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from fixtures.remote.deliveries import Deliveries
-from fixtures.remote.mesh.task import Results, Task
-from fixtures.remote.steps import REGISTRY
+from fixtures.ranks.steps import REGISTRY
+from fixtures.ranks.study.deliveries import Deliveries
+from suites.mesh.task import Results, Task
 from suites.mesh.test_mesh import STEPS
-from tests.fixtures.remote.gloo_world import context
+from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import load
 
@@ -37,14 +37,14 @@ def accounts(size: int, rank: int) -> Accounts:
     unrecorded = nullcontext(Deliveries())
     agreed = mock.Mock(return_value=torch.ones(1, dtype=torch.int32))  # all stages were told their shapes
     with (
-        mock.patch("fixtures.remote.mesh.study.unsharded", nothing_trained),
-        mock.patch("fixtures.remote.mesh.study.record_deliveries", return_value=unrecorded),
-        mock.patch("fixtures.remote.mesh.study._pairs", return_value=[]),
-        mock.patch("fixtures.remote.mesh.study._trained", return_value=[]),
-        mock.patch("fixtures.remote.mesh.dense.Divided.expected", return_value={}),
-        mock.patch("fixtures.remote.mesh.staged.Staged.expected", return_value={}),
-        mock.patch("fixtures.remote.mesh.along.sent", return_value=([], {})),
-        mock.patch("fixtures.remote.mesh.placement.entries", return_value=[]),
+        mock.patch("suites.mesh.study.unsharded", nothing_trained),
+        mock.patch("suites.mesh.study.record_deliveries", return_value=unrecorded),
+        mock.patch("suites.mesh.study._pairs", return_value=[]),
+        mock.patch("suites.mesh.study._trained", return_value=[]),
+        mock.patch("suites.mesh.dense.Divided.expected", return_value={}),
+        mock.patch("suites.mesh.staged.Staged.expected", return_value={}),
+        mock.patch("suites.mesh.along.sent", return_value=([], {})),
+        mock.patch("suites.mesh.placement.entries", return_value=[]),
         mock.patch.object(PipelineStage, "_warmup_forward_vote", agreed),
         mock.patch.object(PipelineStage, "_warmup_backward_result", agreed),
     ):

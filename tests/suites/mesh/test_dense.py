@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote.mesh.axes import Layout
-from fixtures.remote.mesh.dense import part
-from fixtures.remote.mesh.task import EXACT, Task, unsharded
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context
+from suites.mesh.axes import Layout
+from suites.mesh.dense import part
+from suites.mesh.task import EXACT, Task, unsharded
 from suites.mesh.test_mesh import STEPS
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green, load
 
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")

@@ -13,17 +13,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from fixtures.remote import expert_parallel, parity
-from fixtures.remote.expert_parity import decided
-from fixtures.remote.expert_routing import top_k
-from fixtures.remote.mesh import moe_forms
-from fixtures.remote.mesh.moe_grid import LINES, Axes, Grid, combined, on_grid, replicated
-from fixtures.remote.mesh.moe_payload import layout_of
-from fixtures.remote.mesh.moe_task import EXACT, Dims, Task, unsharded
-from fixtures.remote.mesh.moe_training import Trainer, follow
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import parity
+from suites.expert import layer
+from suites.expert.parity import decided
+from suites.expert.routing import top_k
+from suites.mesh.moe import forms
+from suites.mesh.moe.grid import LINES, Axes, Grid, combined, on_grid, replicated
+from suites.mesh.moe.payload import layout_of
+from suites.mesh.moe.task import EXACT, Dims, Task, unsharded
+from suites.mesh.moe.training import Trainer, follow
 from suites.mesh.test_mesh import EXPERTS
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import assert_green
 
@@ -166,15 +167,15 @@ def accounts(size: int, rank: int) -> Accounts:
         with (
             on_grid(task.ctx, task.axes) as grid,
             mock.patch.object(dist, "all_to_all_single", counted(task, grid)),
-            mock.patch.object(expert_parallel, "route", preferred(expert_parallel.route)),
+            mock.patch.object(layer, "route", preferred(layer.route)),
             mock.patch.object(PipelineStage, "_warmup_forward_vote", agreed),
             mock.patch.object(PipelineStage, "_warmup_backward_result", agreed),
         ):
             trainer = Trainer(task, grid, EXACT)
             seen = follow(task, trainer).traffic
-            traffic = moe_forms.traffic(task, grid, seen)
+            traffic = forms.traffic(task, grid, seen)
             assert {line["group"] for line in traffic} >= {line.name for line in grid.used}
-            found.append((step, traffic, moe_forms.held(task, grid, trainer)))
+            found.append((step, traffic, forms.held(task, grid, trainer)))
     return found
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fixtures import device_data, devices, repeatability
-from fixtures.findings import Findings
-from fixtures.measure import Measurement
-from fixtures.plan import NODE, Case, Planned
-from fixtures.target import Target
-from tests.fixtures.scenario import HARDWARE
+from fixtures.check.findings import Findings
+from fixtures.check.judges import device_data, devices, repeatability
+from fixtures.check.plan import NODE, Case, Planned
+from fixtures.check.target import Target
+from fixtures.cluster.measurement import Measurement
+from tests.fixtures.cluster.scenario import HARDWARE
 from thresholds.hardware import Hardware
-from thresholds.load import load
+from thresholds.loading.load import load
 
 PARTS = ("series", "digests", "losses", "pattern")
 # Far from what any machine does: floors a hundredth of it, and 0.6 of the speed at the end of a run.

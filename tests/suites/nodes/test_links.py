@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.remote.compute import links, pcie
-from fixtures.remote.steps import Context, Unsupported
+from fixtures.ranks.steps import Context, Unsupported
 from suites.nodes import steps
-from tests.fixtures.remote.gloo_world import context, run_world
+from suites.nodes.compute import links, pcie
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.teeth.bug import replaced
 from tests.teeth.flips import flip
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.blame.links import REPEATS
-from fixtures.blame.links_alone import EVEN, speeds
-from fixtures.measure import Measurement, RankReport, World
-from fixtures.remote.steps import Context
+from fixtures.blame.links.alone import EVEN, speeds
+from fixtures.blame.links.rounds import REPEATS
+from fixtures.cluster.measurement import Measurement, RankReport, World
+from fixtures.ranks.steps import Context
 from reports.record import Outcome
 from suites.nodes import steps
-from tests.fixtures.remote.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
 from tests.teeth.flips import flip
 

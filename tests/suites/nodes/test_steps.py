@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.measure import Measurement, RankReport, World
-from fixtures.remote import timing
-from fixtures.remote.compute import identity, lasting, matmul, memory, repeats, training, wrong
-from fixtures.remote.steps import Context, Unsupported
+from fixtures.cluster.measurement import Measurement, RankReport, World
+from fixtures.ranks import timing
+from fixtures.ranks.steps import Context, Unsupported
 from reports.record import Outcome
 from suites.nodes import test_compute, test_memory, test_repeatability
-from tests.fixtures.remote.gloo_world import context, run_world
+from suites.nodes.compute import identity, lasting, matmul, memory, repeats, training, wrong
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
 

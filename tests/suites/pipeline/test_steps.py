@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 
-from fixtures.remote import parity, pipeline_parity
-from fixtures.remote.calibrated import calibrated_work
-from fixtures.remote.pipeline_orders import PLANS, Op, Plan, Shape, crossings
-from fixtures.remote.pipeline_recorder import Held
-from fixtures.remote.pipeline_stages import Pipeline, Problem
-from fixtures.remote.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import parity
+from fixtures.ranks.study.calibrated import calibrated_work
+from suites.pipeline import parity as pipeline_parity
 from suites.pipeline import steps
-from tests.fixtures.remote.gloo_world import context, run_world
+from suites.pipeline.recorder import Held
+from suites.pipeline.schedules import PLANS, Op, Plan, Shape, crossings
+from suites.pipeline.stages import Pipeline, Problem
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import red, run_steps
 from tests.teeth.bug import replaced
 from tests.teeth.pipeline import bit_zero_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures import bundle
+from fixtures.transport import bundle
 
-PATH = "fixtures/remote/plant.py"
+PATH = "suites/selfcheck/plant.py"
 PLANTING = '_FAULTS[plant["kind"]] if plant["rank"] == ctx.rank else _nothing'
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.selfcheck_site import ENVIRONMENT
+from fixtures.blame.selfcheck.site import ENVIRONMENT
 from tests.house.tree import ROOT
 
 MOST_S = 8.0

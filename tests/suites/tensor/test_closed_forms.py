@@ -11,11 +11,10 @@ from unittest import mock
 
 import pytest
 
-from fixtures.remote import tensor_evidence, tensor_overlap, tensor_pattern
-from fixtures.remote.steps import REGISTRY
-from suites.tensor import steps
+from fixtures.ranks.steps import REGISTRY
+from suites.tensor import evidence, overlap, pattern, steps
 from suites.tensor.test_tensor import STEPS
-from tests.fixtures.remote.gloo_world import context
+from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 
 SMALL = {"batch": 1, "channels": 2, "heads": 1, "hidden": 2}
@@ -26,11 +25,11 @@ def accounts(size: int, rank: int) -> Accounts:
     ctx = context(rank, size)
     found: Accounts = []
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(tensor_evidence, "unsharded", return_value={}))
-        stack.enter_context(mock.patch.object(tensor_pattern, "measured", return_value=({}, [])))
-        stack.enter_context(mock.patch.object(tensor_overlap, "overlap", return_value={}))
+        stack.enter_context(mock.patch.object(evidence, "unsharded", return_value={}))
+        stack.enter_context(mock.patch.object(pattern, "measured", return_value=({}, [])))
+        stack.enter_context(mock.patch.object(overlap, "overlap", return_value={}))
         stack.enter_context(
-            mock.patch.object(tensor_overlap, "engine", lambda ctx, name, needs: import_module(name))
+            mock.patch.object(overlap, "engine", lambda ctx, name, needs: import_module(name))
         )
         for case in STEPS:
             small = {name: SMALL.get(name, value) for name, value in case.parameters.items()}

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote import tensor_overlap
-from fixtures.remote.steps import Context, Unsupported
-from fixtures.remote.tensor_regions import Group
-from fixtures.remote.traffic import count_traffic
+from fixtures.ranks.steps import Context, Unsupported
+from fixtures.ranks.study.traffic import count_traffic
+from suites.tensor import overlap
+from suites.tensor.regions import Group
 from suites.tensor.test_tensor import LAYER
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.fake_world import Accounts, fake_world
 from tests.suites.parallel import assert_green
 
@@ -34,7 +34,7 @@ def test_it_is_held_beside_the_unfused_layers_and_its_overlap_is_measured(size: 
 
 def _fused_calls(size: int, rank: int) -> Accounts:
     """The operations of a GPU, on tensors that have shapes alone."""
-    import_module(tensor_overlap._MODULE)  # registers them
+    import_module(overlap._MODULE)  # registers them
     name = dist.distributed_c10d._get_default_group().group_name
     x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 4, 48), (48, 12)))
     summand = torch.empty(2, 4 * size, 48, dtype=torch.bfloat16, device="meta")
@@ -60,14 +60,14 @@ def gpus(hosts: list[str]) -> Context:
 
 def test_gpus_of_several_nodes_are_not_applicable() -> None:
     with pytest.raises(Unsupported, match="the same node; this world has several"):
-        tensor_overlap._refuse_far_memory(gpus(["a", "b"]))
+        overlap._refuse_far_memory(gpus(["a", "b"]))
 
 
 def _one_cannot(ctx: Context) -> str:
     """What each rank says where rank 1 alone cannot reach its peer's memory."""
     with mock.patch.object(torch.cuda, "can_device_access_peer", return_value=ctx.rank == 0):
         try:
-            tensor_overlap._refuse_far_memory(ctx)
+            overlap._refuse_far_memory(ctx)
         except Unsupported as why:
             return str(why)
     return ""
@@ -79,9 +79,9 @@ def test_all_ranks_agree_that_one_cannot_reach_its_peers() -> None:
 
 def _lacking(ctx: Context) -> str:
     """What is said by a torch that does not have the operations."""
-    with mock.patch.object(tensor_overlap, "_NEEDED", ("no_such_operation",)):
+    with mock.patch.object(overlap, "_NEEDED", ("no_such_operation",)):
         try:
-            with tensor_overlap.fused(ctx, Group(ctx.rank, ctx.size)):
+            with overlap.fused(ctx, Group(ctx.rank, ctx.size)):
                 return "usable"
         except Unsupported as why:
             return str(why)
@@ -96,7 +96,7 @@ def _names(ctx: Context) -> list[str]:
     """The names of the groups that three worlds in a row get."""
     names = []
     for _ in range(3):
-        handle = tensor_overlap._group_of_its_own(ctx)
+        handle = overlap._group_of_its_own(ctx)
         names.append(str(handle.group_name))
         dist.destroy_process_group(handle)
         dist.distributed_c10d._world.group_count = 1  # as in a new world

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.remote.steps import REGISTRY, Context
-from fixtures.remote.tensor_blocks import KvHeads, kv_heads, sharing
-from fixtures.remote.tensor_models import multiple, vocabulary
-from fixtures.remote.tensor_regions import Group
+from fixtures.ranks.steps import REGISTRY, Context
+from suites.tensor.blocks import KvHeads, kv_heads, sharing
+from suites.tensor.models import multiple, vocabulary
+from suites.tensor.regions import Group
 from suites.tensor.test_tensor import BLOCK, STEPS
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green, load
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")

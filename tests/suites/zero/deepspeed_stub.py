@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fixtures.remote.calls import renamed
+from fixtures.ranks.collectives.calls import renamed
 
 
 class Engine:

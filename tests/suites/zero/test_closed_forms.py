@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.remote.steps import REGISTRY
-from fixtures.remote.zero.training import Task, Trace
+from fixtures.ranks.steps import REGISTRY
 from suites.zero.test_zero import STEPS
-from tests.fixtures.remote.gloo_world import context
+from suites.zero.training import Task, Trace
+from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import load
 from tests.teeth.zero_patches import bare
@@ -54,12 +54,12 @@ def accounts(size: int, rank: int) -> Accounts:
     found: Accounts = []
     with (
         mock.patch.object(DistributedDataParallel, "__init__", hooked(DistributedDataParallel.__init__)),
-        mock.patch("fixtures.remote.zero.evidence.unsharded", nothing_trained),
-        mock.patch("fixtures.remote.zero.mixed.unsharded", nothing_trained),
-        mock.patch("fixtures.remote.zero.mixed.reduction_entries", return_value=[]),
-        mock.patch("fixtures.remote.zero.evidence._repeated", return_value=[]),
-        mock.patch("fixtures.remote.zero.exchanges.sent", return_value={"figures": {}}),
-        mock.patch("fixtures.remote.zero.exchanges.sent_on_mesh", return_value={}),
+        mock.patch("suites.zero.evidence.unsharded", nothing_trained),
+        mock.patch("suites.zero.mixed.unsharded", nothing_trained),
+        mock.patch("suites.zero.mixed.reduction_entries", return_value=[]),
+        mock.patch("suites.zero.evidence._repeated", return_value=[]),
+        mock.patch("suites.zero.exchanges.sent", return_value={"figures": {}}),
+        mock.patch("suites.zero.exchanges.sent_on_mesh", return_value={}),
     ):
         for case in STEPS:
             told = REGISTRY[case.step](ctx, **case.parameters)

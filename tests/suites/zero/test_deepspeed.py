@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fixtures.plan import INSIDE, Topology, over, plan
-from fixtures.remote.steps import REGISTRY, Context, Unsupported
-from fixtures.remote.traffic import Call, Traffic
-from fixtures.remote.zero.deepspeed_engine import build_in_job, totals
-from fixtures.workload import ENGINES
+from fixtures.check.plan import INSIDE, Topology, over, plan
+from fixtures.check.workload import ENGINES
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from fixtures.ranks.study.traffic import Call, Traffic
+from suites.zero.deepspeed import build_in_job, totals
 from suites.zero.test_zero import DEEPSPEED, TRAINED
-from tests.fixtures.remote.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import assert_green, load
 
 STUB = "tests.suites.zero.deepspeed_stub"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fixtures.remote.steps import Context
-from fixtures.remote.zero.overlap import Backward
+from fixtures.ranks.steps import Context
+from suites.zero.overlap import Backward
 from tests.faults.runs import Finished, accept
-from tests.fixtures.remote.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.lab import Lab
 
 BUCKETED, ONE_BUCKET = 0.7, 0.1  # 1 - 1/6 and 0 in theory

@@ -7,11 +7,11 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from fixtures.remote.steps import Context
-from fixtures.remote.zero.policies import Prefetching, hiding
-from fixtures.remote.zero.training import EXACT, Task
-from fixtures.remote.zero.wrapped import on_mesh
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.steps import Context
+from suites.zero.policies import Prefetching, hiding
+from suites.zero.training import EXACT, Task
+from suites.zero.wrapped import on_mesh
+from tests.fixtures.ranks.gloo_world import run_world
 
 
 def timed(ctx: Context) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixtures.remote.steps import Context
-from fixtures.remote.zero import exchanges
-from fixtures.remote.zero.exchanges import enlargement, sent
-from fixtures.remote.zero.overlap import Pace
-from fixtures.remote.zero.training import Task
+from fixtures.ranks.steps import Context
+from suites.zero import exchanges
+from suites.zero.exchanges import enlargement, sent
+from suites.zero.overlap import Pace
 from suites.zero.test_zero import PACED
-from tests.fixtures.remote.gloo_world import context, run_world
+from suites.zero.training import Task
+from tests.fixtures.ranks.gloo_world import context, run_world
 
 MEBI = 1 << 20
 CALLS = [("all_reduce", 64), ("broadcast", 256)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from fixtures.remote.steps import REGISTRY, Context
-from fixtures.remote.zero.answers import replicas
+from fixtures.ranks.steps import REGISTRY, Context
+from suites.zero.answers import replicas
 from suites.zero.test_zero import OVERLAP, STEPS
-from tests.fixtures.remote.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")

@@ -7,13 +7,13 @@ from typing import cast
 import pytest
 import torch
 
-from fixtures.remote.steps import Context
-from fixtures.remote.zero import mixed
-from fixtures.remote.zero.evidence import flattened, rounded_entry, training_entries
-from fixtures.remote.zero.policies import Cast
-from fixtures.remote.zero.training import TRAINING, Engine, Named, Task, Trace, follow, optimizer_of
-from fixtures.remote.zero.wrapped import Replicated, on_mesh
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.steps import Context
+from suites.zero import mixed
+from suites.zero.evidence import flattened, rounded_entry, training_entries
+from suites.zero.policies import Cast
+from suites.zero.training import TRAINING, Engine, Named, Task, Trace, follow, optimizer_of
+from suites.zero.wrapped import Replicated, on_mesh
+from tests.fixtures.ranks.gloo_world import run_world
 
 
 def test_what_bf16_may_be_wrong_by_is_seen_in_all_ranks_results_and_not_in_one_part() -> None:

@@ -11,14 +11,14 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fixtures.remote.steps import Context
-from fixtures.remote.zero.evidence import repeat_entries
-from fixtures.remote.zero.flat import Zero1, Zero2, Zero3
-from fixtures.remote.zero.mixed import MixedZero1
-from fixtures.remote.zero.recompute import Recomputed
-from fixtures.remote.zero.training import EXACT, TRAINING, Engine, Task, Trace, follow
-from fixtures.remote.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
-from tests.fixtures.remote.gloo_world import run_world
+from fixtures.ranks.steps import Context
+from suites.zero.evidence import repeat_entries
+from suites.zero.flat import Zero1, Zero2, Zero3
+from suites.zero.mixed import MixedZero1
+from suites.zero.recompute import Recomputed
+from suites.zero.training import EXACT, TRAINING, Engine, Task, Trace, follow
+from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth.bug import replaced
 from tests.teeth.flips import OUTPUTS, flipped_in_call
 from tests.teeth.zero_patches import hooked, mean_hook

@@ -1,0 +1,90 @@
+"""`report.html`, `report.css` and `plots/`: no script, no inline style, nothing from elsewhere.
+
+It must read the same under the policy with which Jenkins serves artifacts
+(`sandbox; default-src 'none'; img-src 'self'; style-src 'self'`) and from a disk without a network.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from reports import atomic, provenance
+from reports.clean import clean
+from reports.hostlist import fold
+from reports.page import figures, page, plots, schedules
+from reports.record import CheckRecord, Outcome, Record
+from reports.verdict import RunVerdict, Standing
+from reports.verdict_file import check_counts
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_FILES = ("junit.xml", "verdict.json", "results.jsonl", "accepted.txt", "rejected.txt", "unproven.txt")
+
+
+def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> None:
+    """Write the page with its style sheet and pictures into `report_dir`."""
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    curves, drawn = plots.draw(checks, report_dir), schedules.draw(checks, report_dir)
+    atomic.write_text(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    atomic.write_text(report_dir / "report.html", _render(report_dir, records, verdict, curves, drawn))
+
+
+def _render(
+    report_dir: Path,
+    records: Sequence[Record],
+    verdict: RunVerdict,
+    curves: Sequence[plots.Plot],
+    drawn: Sequence[schedules.Picture],
+) -> str:
+    content = page.build(records, verdict)
+    environment = _environment(report_dir)
+    template = environment.get_template("report.html.j2")
+    return template.render(
+        page=content,
+        pictures=curves,
+        schedules=drawn,
+        facts=provenance.compare(content.nodes),
+        counts=check_counts(verdict),
+        files=[name for name in _FILES if (report_dir / name).is_file()],
+        Standing=Standing,
+        Outcome=Outcome,
+    )
+
+
+def _environment(report_dir: Path) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        fold=fold,
+        duration=figures.duration,
+        slug=lambda text: re.sub(r"[^a-z]", "", str(text).lower()),
+        command=shlex.join,
+    )
+    environment.globals["link"] = lambda path: _link(report_dir, path)
+    return environment
+
+
+def _printable(value: object) -> object:
+    """Every text that a template prints passes here; only what the templates themselves wrote is exempt."""
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _link(report_dir: Path, path: str) -> str:
+    """A relative address for a file below the report directory, "" when there is none such."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not (report_dir / path).is_file():
+        return ""
+    # "./" so that a name with a colon is not read as a scheme.
+    return "./" + quote(str(pure))

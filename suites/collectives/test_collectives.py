@@ -1,0 +1,126 @@
+"""Every collective: every bit arrives, the links carry what they should, small messages are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fixtures.check.check import Check
+from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case, over
+
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+MOVEMENTS = ("all_gather", "all_to_all", "all_to_all_v", "broadcast", "gather", "scatter", "send_recv")
+DATA = (*REDUCTIONS, *MOVEMENTS)
+# What is moved across nodes alone: inside a node all_to_all takes every way already.
+ACROSS = ("bisection",)
+DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
+# The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
+OPERATIONS = ("avg", "min", "max", "prod")
+OPERATION_DTYPES = ("fp32", "bf16", "int64")
+
+LARGE = 8.0  # times as long as a case of a few small messages
+BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
+NICS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
+IDENTITY = [
+    Case("collectives.identity", (dtype,), {"dtype": dtype}, {"dtype": dtype})
+    for dtype in ("fp32", "bf16", "int64")
+]
+TRANSPORT = [Case("collectives.transport")]
+
+
+def exact(collectives: Iterable[str], dtypes: Iterable[str], ops: Iterable[str] = ("sum",)) -> list[Case]:
+    """List the cases that compare every element; movements have no operation."""
+    return [
+        case("collectives.exact", collective, dtype, op)
+        for collective in collectives
+        for dtype in dtypes
+        for op in (ops if collective in REDUCTIONS else ("sum",))
+    ]
+
+
+def sweep(collectives: Iterable[str], weight: float = 1.0) -> list[Case]:
+    """List the cases that time a collective over many sizes; a node is held against its equals too."""
+    cases = [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
+    return [replace(one, compared=True) for one in cases]
+
+
+def case(step: str, collective: str, dtype: str, op: str = "sum", weight: float = 1.0) -> Case:
+    """Make one case; its words leave out what every case has."""
+    words = [collective] if step.endswith("sweep") else [collective, dtype]
+    if collective in REDUCTIONS and op != "sum":
+        words.append(op)
+    parameters = {"collective": collective, "dtype": dtype, "op": op}
+    selectors: dict[str, str | int] = {"collective": collective, "dtype": dtype}
+    return Case(step, tuple(words), parameters, selectors, weight)
+
+
+@over(sweep(DATA, LARGE), INSIDE, NETWORK, metrics=BANDWIDTH)
+def test_busbw_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth at plateau sizes: the median, the whole and the slow iterations."""
+    check.measure_bandwidth()
+    check.judge()
+
+
+# A ring sends one flow each way over what joins two halves, however thin it is for more.
+@over(sweep(ACROSS, LARGE), NETWORK, metrics=BANDWIDTH)
+def test_bisection_bandwidth_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth while every rank talks with the other half of the cluster."""
+    check.measure_bandwidth()
+    check.judge()
+
+
+@over(sweep(NICS, LARGE), NIC, metrics=BANDWIDTH)
+def test_busbw_of_the_nics_alone_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth with peer-to-peer and shared memory off, so that the NICs carry everything."""
+    check.measure_bandwidth()
+    check.judge()
+
+
+@over(sweep(("all_reduce",), LARGE), NIC_INSIDE, metrics=BANDWIDTH)
+def test_busbw_of_a_nodes_own_nics_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth of a node that talks to itself through its NICs."""
+    check.measure_bandwidth()
+    check.judge()
+
+
+@over(exact(DATA, DTYPES), INSIDE, NETWORK)
+def test_every_element_arrives(check: Check) -> None:
+    """Every element of every collective arrives as it must."""
+    check.measure_exactness()
+    check.judge_exactness()
+
+
+@over(exact(REDUCTIONS, OPERATION_DTYPES, OPERATIONS), INSIDE, NETWORK)
+def test_every_operation_reduces(check: Check) -> None:
+    """Averages, minima, maxima and products are right as well."""
+    check.measure_exactness()
+    check.judge_exactness()
+
+
+@over(exact(("all_reduce", "all_to_all"), ("fp32",)), INSIDE, NETWORK)
+def test_a_hundred_repeats_stay_exact(check: Check) -> None:
+    """One corrupt iteration in a hundred is seen."""
+    check.measure_exactness(iterations=100)
+    check.judge_exactness()
+
+
+@over(IDENTITY, INSIDE, NETWORK)
+def test_reduce_scatter_and_all_gather_make_all_reduce(check: Check) -> None:
+    """Reduce-scatter followed by all-gather is all-reduce, bit for bit."""
+    check.measure_exactness()
+    check.judge_exactness()
+
+
+@over(sweep((*DATA, "barrier")), INSIDE, NETWORK, metrics=("latency",))
+def test_latency_stays_below_its_ceiling(check: Check) -> None:
+    """Latency of small messages: the median, and the 99th percentile where the file has a row for that."""
+    check.measure_latency()
+    check.judge()
+
+
+@over(TRANSPORT, INSIDE, NETWORK, NIC)
+def test_the_data_cross_the_links_they_should(check: Check) -> None:
+    """The transport that was really used, from the library's own log and the ports' counters."""
+    check.measure_transport()
+    check.judge_transport()

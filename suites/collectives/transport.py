@@ -1,0 +1,191 @@
+"""Which transport really carried the data: NCCL's log, cross-checked with the byte counters of the ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fixtures.node import processes
+from fixtures.node.nccl_log import from_nccl_log
+
+__all__ = ["describe", "expand", "from_nccl_log", "read_counters", "settled_counters"]
+
+Counters = dict[str, int]
+
+WORD_BYTES = 4  # port_xmit_data counts words of four octets (InfiniBand Architecture, PortCounters)
+ENOUGH = 0.5  # a port that moved half of the payload carried it: drivers may publish their counters late
+MOST_LOG_BYTES = 64 << 20
+LOG_HEAD_BYTES = 1 << 20
+SETTLE_S = 2.0  # a driver may publish a port's counters once a second
+# GPUDirect-TCPX is seen by the counters of its network devices; TCPXO passes by them.
+FAMILIES = {"infiniband": "ib:", "roce": "ib:", "verbs": "ib:", "efa": "efa:"}
+FAMILIES |= {"sockets": "net:", "tcpx": "net:"}
+
+
+def read_counters(sysfs: str = "/sys") -> Counters:
+    """Return the bytes that each port has sent since it came up: ib:mlx5_0/1, efa:rdmap86s0/1, net:eth0."""
+    counters: Counters = {}
+    base = Path(sysfs) / "class"
+    for port in base.glob("infiniband/*/ports/*"):
+        name = f"{port.parent.parent.name}/{port.name}"
+        efa = _number(port / "hw_counters/tx_bytes")
+        words = _number(port / "counters/port_xmit_data")
+        if efa is not None:
+            counters[f"efa:{name}"] = efa
+        elif words is not None:
+            counters[f"ib:{name}"] = words * WORD_BYTES
+    for statistics in base.glob("net/*/statistics/tx_bytes"):
+        sent = _number(statistics)
+        if sent is not None:
+            counters[f"net:{statistics.parent.parent.name}"] = sent
+    return counters
+
+
+def settled_counters(
+    before: Mapping[str, int], payload_bytes: int, sysfs: str = "/sys", deadline_s: float = SETTLE_S
+) -> Counters:
+    """Read the counters when they show the payload, or when every driver has had the time to publish it.
+
+    Where there are RDMA ports the others do not count: what else they carry says nothing of late ports.
+    """
+    found: Counters = {}
+    wanted = ("ib:", "efa:") if any(name.startswith(("ib:", "efa:")) for name in before) else ("net:",)
+
+    def shown() -> bool:
+        found.update(read_counters(sysfs))
+        moved = sum(found.get(name, sent) - sent for name, sent in before.items() if name.startswith(wanted))
+        return moved >= ENOUGH * payload_bytes
+
+    processes.wait_until(shown, deadline_s)
+    return found
+
+
+def describe(
+    backend: str,
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+    payload_bytes: int,
+    log_path: str | None = None,
+    *,
+    ranks: int | None = None,
+    nodes: int | None = None,
+    sysfs: str = "/sys",
+) -> dict[str, Any]:
+    """Say what carried `payload_bytes`, which this rank sent between two readings of the counters.
+
+    `ranks` and `nodes` are the shape of the case's world. `agrees` is True when the counters show the payload
+    where the claim says it went, False when they show it elsewhere, None when they show it nowhere. The
+    counters belong to the node: of several ranks each needs only its own payload in them.
+    """
+    both = sorted(set(before) & set(after))
+    moved = {name: after[name] - before[name] for name in both if after[name] > before[name]}
+    if backend == "gloo":
+        return _gloo(moved, payload_bytes, nodes)
+    found = _nccl(log_path, ranks, nodes)
+    if found["network"] == "verbs":
+        _settle_verbs(found, Path(sysfs))
+    found["counters"] = moved
+    found["agrees"] = _agrees(found, moved, payload_bytes, nodes)
+    return found
+
+
+def _gloo(moved: Counters, payload_bytes: int, nodes: int | None) -> dict[str, Any]:
+    """Gloo has sockets only; that this payload went through them is shown by the counters."""
+    carried = {name: sent for name, sent in moved.items() if name.startswith("net:")}
+    evidence = [f"{name} sent {sent} bytes" for name, sent in carried.items()]
+    enough = ENOUGH * max(payload_bytes, 1)
+    within = carried.pop("net:lo", 0) >= enough
+    across = sum(carried.values()) >= enough
+    alone = nodes == 1 or (nodes is None and within and not across)
+    answer: dict[str, Any] = {"inside": "sockets" if within else "none", "network": "none", "agrees": True}
+    why = []
+    if not alone:
+        answer["network"] = "sockets" if across else "unknown"
+    elif not within:
+        answer["inside"] = "unknown"
+    if not (within if alone else across):
+        answer["agrees"] = False if within or across else None
+        where = "loopback" if alone else "any interface but loopback"
+        why = [f"the counters do not show this rank's {payload_bytes} bytes on {where}"]
+    return {**answer, "why": why, "evidence": evidence, "counters": moved}
+
+
+def _nccl(log_path: str | None, ranks: int | None, nodes: int | None) -> dict[str, Any]:
+    pattern = log_path or os.environ.get("NCCL_DEBUG_FILE", "")
+    if not pattern:
+        return _unknown("NCCL wrote no log: NCCL_DEBUG_FILE is not set")
+    try:
+        head, text = _ends(Path(expand(pattern)))
+    except OSError as error:
+        return _unknown(f"NCCL's log cannot be read: {error}")
+    return from_nccl_log(text, ranks, nodes, head)
+
+
+def _ends(path: Path) -> tuple[str, str]:
+    """The beginning and the end of a long log, "" and all of a shorter one: every world adds to it."""
+    with path.open("rb") as log:
+        if path.stat().st_size <= MOST_LOG_BYTES:
+            return "", log.read().decode("utf-8", "replace")
+        head = log.read(LOG_HEAD_BYTES)
+        log.seek(-(MOST_LOG_BYTES - LOG_HEAD_BYTES), os.SEEK_END)
+        return head.decode("utf-8", "replace"), log.read().decode("utf-8", "replace")
+
+
+def _unknown(why: str) -> dict[str, Any]:
+    return {"inside": "unknown", "network": "unknown", "why": [why], "evidence": []}
+
+
+def expand(pattern: str, hostname: str | None = None, pid: int | None = None) -> str:
+    """Expand %h, %p and %% as NCCL does (NVIDIA/nccl src/debug.cc): the host name ends at its first dot."""
+    host = (hostname or socket.gethostname()).split(".", 1)[0]
+    values = {"%": "%", "h": host, "p": str(pid or os.getpid())}
+    first, *rest = pattern.split("%")
+    parts = [first]
+    while rest:
+        part = rest.pop(0)
+        if not part and rest:  # "%%": the next part follows a literal per cent sign
+            parts.append("%" + rest.pop(0))
+        else:
+            parts.append(values[part[0]] + part[1:] if part[:1] in ("h", "p") else "%" + part)
+    return "".join(parts)
+
+
+def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
+    """Ask the kernel what NCCL's log left open: the link layer, if all ports of the node have the same."""
+    layers = set()
+    for port in (sysfs / "class/infiniband").glob("*/ports/*"):
+        try:
+            layers.add((port / "link_layer").read_text().strip())
+        except OSError:
+            layers.add("unreadable")
+    named = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+    layer = layers.pop() if len(layers) == 1 else ""
+    found["network"] = named.get(layer, "unknown")
+    if layer in named:
+        found["why"] = []
+        found["evidence"] = [*found["evidence"], f"link_layer of every port of this node: {layer}"]
+
+
+def _agrees(found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes: int | None) -> bool | None:
+    claimed = FAMILIES.get(found["network"])
+    enough = ENOUGH * max(payload_bytes, 1)
+    sent = {
+        family: sum(n for name, n in moved.items() if name.startswith(family)) for family in FAMILIES.values()
+    }
+    sent["net:"] -= moved.get("net:lo", 0) if nodes != 1 else 0
+    if claimed is None:
+        fabric = sent["ib:"] >= enough or sent["efa:"] >= enough
+        return not fabric if found["network"] == "none" and nodes == 1 else None
+    if sent[claimed] >= enough:
+        return True
+    return False if any(other >= enough for family, other in sent.items() if family != claimed) else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,151 @@
+"""The model that is taken apart, and how long a pass of it should take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fixtures.ranks.exact.payload import key
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.models import Block, seeded
+from suites.expert.layer import Unsharded, route
+from suites.expert.parity import decided, drawn
+from suites.expert.routing import Shape, preference, top_k
+
+_BATCHES, _MODEL = 740, 741
+_HEADS = 4
+
+
+class Layer(Block):
+    """A block whose experts are chosen with a preference."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape.hidden, _HEADS, _HEADS // 2, shape.inner)
+        self.moe = Unsharded(shape, torch.zeros(1, shape.experts))
+        self.mlp = self.moe
+
+    def prepare(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after attention, and the rows for the experts."""
+        x = hidden + self.attention(self.attention_norm(hidden).unsqueeze(0)).squeeze(0)
+        return x, self.mlp_norm(x)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A stack of blocks, and the micro-batches of every attention rank with their preferred experts."""
+
+    shape: Shape
+    blocks: list[Layer]
+    batches: list[list[Tensor]]
+    wanted: list[list[Tensor]]
+    dtype: torch.dtype
+
+    @property
+    def depth(self) -> int:
+        """Layers."""
+        return len(self.blocks)
+
+    def attend(self, layer: int, hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """An attention stage: the residual stream, rows for the experts, their weights, who gets them."""
+        block = self.blocks[layer]
+        x, rows = block.prepare(hidden)
+        logits = rows.double() @ block.moe.router.weight.double().T
+        weights, chosen = route(logits, wanted, self.shape.top_k, rows.dtype)
+        return x, rows, weights, chosen
+
+    def experts(self, layer: int) -> nn.ModuleList:
+        """All experts of a layer."""
+        return self.blocks[layer].moe.experts
+
+    def expected(self, rank: int, ranks: int) -> list[Tensor]:
+        """What a rank must end with: an attention rank its micro-batches, an expert rank the rows it got."""
+        attention = len(self.batches)
+        if rank < attention:
+            return self.colocated(rank)
+        local = self.shape.experts // (ranks - attention)
+        return self.rows_for((rank - attention) * local, (rank - attention + 1) * local)
+
+    @torch.no_grad()
+    def rows_for(self, first: int, last: int) -> list[Tensor]:
+        """What experts `first` to `last - 1` must be given, layer by layer, micro-batch by micro-batch."""
+        streams = [list(line) for line in self.batches]
+        found = []
+        for block in self.blocks:
+            for i in range(len(self.batches[0])):
+                parts = []
+                for rank, wanted in enumerate(line[i] for line in self.wanted):
+                    chosen, rows = top_k(wanted, self.shape.top_k), block.prepare(streams[rank][i])[1]
+                    parts += [rows[(chosen == expert).any(1)] for expert in range(first, last)]
+                    block.moe.wanted = wanted
+                    streams[rank][i] = block(streams[rank][i].unsqueeze(0)).squeeze(0)
+                found.append(torch.cat(parts))
+        return found
+
+    @torch.no_grad()
+    def colocated(self, rank: int) -> list[Tensor]:
+        """What an attention rank must end with: every micro-batch through the whole blocks."""
+        ends = []
+        for hidden, wanted in zip(self.batches[rank], self.wanted[rank], strict=True):
+            x = hidden.unsqueeze(0)
+            for block in self.blocks:
+                block.moe.wanted = wanted
+                x = block(x)
+            ends.append(x.squeeze(0))
+        return ends
+
+    def first(self) -> Problem:
+        """The same with one micro-batch."""
+        batches, wanted = [one[:1] for one in self.batches], [one[:1] for one in self.wanted]
+        return Problem(self.shape, self.blocks, batches, wanted, self.dtype)
+
+
+def problem(
+    ctx: Context,
+    routing: str,
+    shape: Shape,
+    *,
+    layers: int,
+    micro_batches: int,
+    ranks: int,
+    dtype: torch.dtype = torch.float64,
+) -> Problem:
+    """Draw it, the same on every rank; `ranks` have attention."""
+    if routing == "zero_tokens":
+        raise ValueError("an attention rank without tokens has no attention: take another routing")
+    with seeded(key(ctx.seed, _MODEL) >> 1):
+        blocks = [Layer(shape) for _ in range(layers)]
+    blocks = [block.to(torch.bfloat16).to(ctx.device, dtype) for block in blocks]
+    numbers = [[rank * micro_batches + i for i in range(micro_batches)] for rank in range(ranks)]
+    batches = [
+        [drawn(ctx, _BATCHES, number, (shape.tokens, shape.hidden)).to(dtype) for number in line]
+        for line in numbers
+    ]
+    wanted = [[_wanted(ctx, routing, number, shape) for number in line] for line in numbers]
+    return Problem(shape, blocks, batches, wanted, dtype)
+
+
+def _wanted(ctx: Context, routing: str, number: int, shape: Shape) -> Tensor:
+    return decided(preference(routing, ctx.seed, number, shape)).to(ctx.device)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Mean seconds of an attention stage, of an expert stage, and of a transfer."""
+
+    attention_s: float
+    expert_s: float
+    transfer_s: float
+
+    def span_s(self, layers: int, micro_batches: int) -> float:
+        """A pass of L layers and m micro-batches: (Ta + Te + 2 Tc) + Tf (m L - 1), Tf = max(Ta, Te).
+
+        That is MegaScale-Infer (arXiv:2504.02263), which asks for m Tf >= Ta + Te + 2 Tc. With fewer
+        micro-batches a layer lasts as long as one round trip: (Ta + Te + 2 Tc) L + Tf (m - 1).
+        """
+        trip_s = self.attention_s + self.expert_s + 2 * self.transfer_s
+        slower_s = max(self.attention_s, self.expert_s)
+        if micro_batches * slower_s >= trip_s:
+            return trip_s + slower_s * (micro_batches * layers - 1)
+        return trip_s * layers + slower_s * (micro_batches - 1)

@@ -1,0 +1,163 @@
+"""An expert-parallel layer: router, dropless dispatch by an uneven all-to-all, experts, combine.
+
+Every row (a token for one of its k experts) is sorted by expert, so that what goes to a rank lies together;
+counts go first. Nothing is added up in an order that could change: rows are only permuted until the k
+results of a token lie side by side, so a second run has the same bits on any device.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fixtures.ranks.study.models import MoE
+from suites.expert.routing import Shape, counts, top_k
+
+Group = Any  # a process group; None is the default one
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of one dispatch lie.
+
+    `order[i]` is the (token, slot) of sent row i; `grouped[j]` the received row that is row j by expert.
+    """
+
+    order: Tensor
+    sent: list[int]
+    received: list[int]
+    grouped: Tensor
+    per_expert: list[int]
+
+
+def lay_out(chosen: Tensor, experts: int, ranks: int, group: Group = None) -> Layout:
+    """Sort the rows of a routing table by expert, and tell every rank how many each of its experts gets."""
+    own = counts(chosen, experts)
+    others = torch.empty_like(own)
+    dist.all_to_all_single(others, own, group=group)
+    arriving = others.view(ranks, -1)
+    local = arriving.shape[1]
+    expert = torch.arange(local, device=chosen.device).repeat(ranks).repeat_interleave(arriving.flatten())
+    return Layout(
+        order=sorted_rows(chosen),
+        sent=own.view(ranks, -1).sum(1).tolist(),
+        received=arriving.sum(1).tolist(),
+        grouped=expert.argsort(stable=True),
+        per_expert=arriving.sum(0).tolist(),
+    )
+
+
+def sorted_rows(chosen: Tensor) -> Tensor:
+    """Sort the rows of a routing table by expert, telling nobody."""
+    return chosen.flatten().argsort(stable=True)
+
+
+def exchange(rows: Tensor, sent: list[int], received: list[int], group: Group = None) -> Tensor:
+    """One uneven all-to-all of rows."""
+    output = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
+    return output
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows there; their gradients back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:  # noqa: ANN401
+        ctx.splits, ctx.group = (sent, received), group
+        return exchange(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+        sent, received = ctx.splits
+        return exchange(grad, received, sent, ctx.group), None, None, None
+
+
+def exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group = None) -> Tensor:
+    """`exchange` with a gradient."""
+    moved: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    return moved
+
+
+def cut(rows: Tensor, counts_of_rows: list[int]) -> list[Tensor]:
+    """Consecutive parts."""
+    return list(torch.split(rows, counts_of_rows))
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes another."""
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=order.device)
+    return back
+
+
+def copies(tokens: Tensor, order: Tensor, slots: int) -> Tensor:
+    """Every token once per expert, in the order in which rows are sent."""
+    wide = tokens.unsqueeze(1).expand(-1, slots, *tokens.shape[1:])
+    return wide.reshape(-1, *tokens.shape[1:])[order]
+
+
+def returned(rows: Tensor, order: Tensor, slots: int) -> Tensor:
+    """Rows that came back, the k of a token side by side."""
+    return rows[inverse(order)].view(-1, slots, *rows.shape[1:])
+
+
+def route(logits: Tensor, wanted: Tensor, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weights (softmax over all experts, made to sum to 1 over the chosen ones) and experts of every token.
+
+    `wanted` takes part in the choice and not in the weights, like the bias of auxiliary-loss-free balancing
+    (arXiv:2408.15664).
+    """
+    chosen = top_k(logits.detach() + wanted, slots)
+    shares = logits.softmax(dim=1).gather(1, chosen)
+    return (shares / shares.sum(dim=1, keepdim=True)).to(dtype), chosen
+
+
+class Unsharded(MoE):
+    """The whole layer on one rank: no row is sorted, sent or permuted.
+
+    Logits are fp64 in every dtype, so that rounding changes no choice.
+    """
+
+    def __init__(self, shape: Shape, wanted: Tensor) -> None:
+        super().__init__(shape.hidden, shape.inner, shape.experts, shape.top_k)
+        self.wanted = wanted
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose with a preference."""
+        return route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
+
+
+class Sharded(nn.Module):
+    """This rank's part of a layer: the router, and the experts that live here. `rank` counts in `group`."""
+
+    def __init__(self, whole: Unsharded, wanted: Tensor, rank: int, ranks: int, group: Group = None) -> None:
+        super().__init__()
+        local = len(whole.experts) // ranks
+        self.router = copy.deepcopy(whole.router)
+        self.experts = copy.deepcopy(whole.experts[rank * local : (rank + 1) * local])
+        self.wanted, self.top_k, self.ranks, self.group = wanted, whole.top_k, ranks, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Dispatch, let the experts work, combine."""
+        weights, chosen = route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
+        layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
+        rows = copies(x, layout.order, self.top_k)
+        arrived = exchanged(rows, layout.sent, layout.received, self.group)
+        done = self._work(arrived[layout.grouped], layout.per_expert)[inverse(layout.grouped)]
+        home = exchanged(done, layout.received, layout.sent, self.group)
+        back = returned(home, layout.order, self.top_k)
+        return (back * weights.unsqueeze(-1)).sum(1)
+
+    def synchronise(self) -> None:
+        """Add up the router's gradient; an expert's is whole, because all its tokens came to it."""
+        dist.all_reduce(self.router.weight.grad)
+
+    def _work(self, rows: Tensor, per_expert: list[int]) -> Tensor:
+        parts = cut(rows, per_expert)
+        return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])

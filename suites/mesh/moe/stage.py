@@ -1,0 +1,152 @@
+"""A rank's part of the mixture-of-experts Llama: the blocks of its stage, its heads, its experts.
+
+Between the attentions a rank has `tokens` positions of its sequences. Attention gathers them along tp, so
+that every rank of the line has the whole part of the sequence for its share of the heads, and gathers keys
+and values along cp (Llama 3's context parallelism: "The Llama 3 Herd of Models", 2024, section 3.3.2).
+Experts take the positions as they are: with the sequence split along tp and experts that are not, every rank
+dispatches other tokens (Megatron-Core asks for sequence parallelism where experts and tensors are parallel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fixtures.ranks.study import models
+from suites.expert.layer import Sharded, Unsharded
+from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.task import Named, Task
+from suites.tensor.blocks import Split
+from suites.tensor.regions import Group, joined_summands
+
+_KEPT_SEQUENCE = 3  # the dimension of stacked keys and values that context parallelism splits
+
+
+class Stage(nn.Module):
+    """`micro_batch` says which one comes next; `left` is what left the stage, micro-batch by micro-batch."""
+
+    def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
+        super().__init__()
+        whole = task.model(dtype)
+        stage, _, self.context, _ = grid.place
+        first, last = stage == 0, stage == task.axes.stages - 1
+        self.numbers = task.blocks_of(stage)
+        self.embedding = whole.embedding if first else None
+        self.blocks = nn.ModuleDict({str(number): whole.blocks[number] for number in self.numbers})
+        self.norm = whole.norm if last else None
+        self.head = whole.head if last else None
+        self.tensor, self.expert = grid.line("tp").group, grid.line("ep").group
+        self.along = grid.line("cp").group
+        self.positions = [positions.to(task.ctx.device) for positions in task.positions()]
+        self.wanted = {
+            (number, i): task.wanted(task.ctx.rank, number, i).to(task.ctx.device)
+            for number in self.numbers
+            for i in range(task.dims.micro_batches)
+        }
+        for number in self.numbers:
+            self._block(number).mlp = self._experts(self._block(number).mlp)
+        for name, weight in self.weights().items():
+            weight.data = share(name, weight.data, self.tensor).clone()
+        self.micro_batch = 0
+        self.left: list[Tensor] = []
+
+    def _block(self, number: int) -> Any:  # noqa: ANN401 - a Block whose experts may be sharded
+        return self.blocks[str(number)]
+
+    def _experts(self, whole: Unsharded) -> nn.Module:
+        """This rank's experts; all of them where nobody shares them."""
+        if self.expert.size == 1:
+            return whole
+        wanted = next(iter(self.wanted.values()))
+        return Sharded(whole, wanted, self.expert.rank, self.expert.size, self.expert.handle)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by their names in the whole model."""
+        return dict(self._named())
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, weight in self.named_parameters():
+            parts = name.split(".")
+            if "experts" in parts:
+                place = parts.index("experts") + 1
+                local = len(self._block(int(parts[1])).mlp.experts)
+                parts[place] = str(self.expert.rank * local + int(parts[place]))
+            yield ".".join(parts), weight
+
+    def part(self, whole: Named) -> Named:
+        """This rank's part of the whole model's tensors."""
+        return {name: share(name, whole[name], self.tensor) for name in self.weights()}
+
+    def placed(self, own: Named, whole: Named) -> Named:
+        """The whole model's tensors with this rank's part in its place."""
+        found = {name: one.clone() for name, one in whole.items()}
+        for name, part in own.items():
+            share(name, found[name], self.tensor).copy_(part)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One micro-batch: token numbers or activations in, activations or logits out."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for number in self.numbers:
+            block = self._block(number)
+            x = x + self._attend(block.attention, block.attention_norm(x))
+            x = x + self._mix(number, block.mlp, block.mlp_norm(x))
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        self.left.append(x.detach())
+        return x
+
+    def _attend(self, layer: models.Attention, x: Tensor) -> Tensor:
+        """Attention of this rank's heads and positions over all positions."""
+        meet = Split(self.tensor) if self.tensor.size > 1 else _Alone()
+        parts = meet.read(x, layer.q.weight, layer.k.weight, layer.v.weight)
+        own = everyone = self.positions[self.context]
+        q, k, v = (part.view(*part.shape[:2], -1, layer.channels).transpose(1, 2) for part in parts)
+        kept = torch.stack((models.rotary(k, own), v))
+        if self.along.size > 1:
+            everyone = torch.cat(self.positions)
+            kept = joined_summands(kept, _KEPT_SEQUENCE, self.along)
+        found = models.attend(models.rotary(q, own), kept[0], kept[1], models.causal(own, everyone))
+        return meet.add(functional.linear(layer.merge(found), layer.o.weight))
+
+    def _mix(self, number: int, layer: nn.Module, x: Tensor) -> Tensor:
+        """The mixture of experts, with this micro-batch's preferences."""
+        layer.wanted = self.wanted[number, self.micro_batch]
+        out: Tensor = layer(x.flatten(0, 1))
+        return out.view_as(x)
+
+
+class _Alone:
+    """Attention whose heads are all here: nobody to meet."""
+
+    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Apply the layers."""
+        return tuple(functional.linear(x, weight) for weight in weights)
+
+    def add(self, summand: Tensor) -> Tensor:
+        """The only summand."""
+        return summand
+
+    def alone(self, weight: Tensor) -> Tensor:
+        """As it is."""
+        return weight
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to an expert, and not to all ranks of a stage."""
+    return ".experts." in name
+
+
+def is_split(name: str) -> bool:
+    """Whether a parameter is split along tp."""
+    return ".attention." in name
+
+
+def share(name: str, whole: Tensor, tensor: Group) -> Tensor:
+    """This rank's part of a parameter along tp: rows of q, k and v, columns of o."""
+    return tensor.part(whole, 1 if ".o." in name else 0) if is_split(name) else whole

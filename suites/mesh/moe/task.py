@@ -1,0 +1,251 @@
+"""What the mixture-of-experts meshes train, and the unsharded run that they must equal.
+
+A small Llama with a mixture of experts in every block learns next tokens by SGD with momentum. The batch has
+`rows` sequences for each micro-batch of each data shard; every rank's loss is the mean over its own tokens,
+of which all ranks of a stage have equally many, so the mean of their losses is that of the batch. Which
+expert a token gets follows from preferences that outweigh every logit: rounding changes no choice, and every
+rank can write down everybody's routing. Weights are numbers that bf16 holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fixtures.ranks.exact.payload import key
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import models
+from fixtures.ranks.study.deliveries import Deliveries
+from fixtures.ranks.study.traffic import Traffic
+from suites.context.layout import zigzag
+from suites.context.ring_attention import wide
+from suites.expert.layer import Unsharded
+from suites.expert.parity import decided
+from suites.expert.routing import Shape, counts, preference, top_k
+from suites.mesh.moe.grid import Axes
+from suites.tensor.regions import Group
+
+EXACT, TRAINED = torch.float64, torch.bfloat16
+VOCABULARY, LAYERS = 32, 2
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+ROUTING = "skewed"
+_WEIGHTS, _TOKENS = 740, 741
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a model and of its batch."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    inner: int
+    experts_per_rank: int
+    top_k: int
+    length: int
+    rows: int
+    micro_batches: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run leaves on one rank, its part of everything.
+
+    `forward` is what left the rank's stage in the last step: activations, or of the last stage logits.
+    `traffic` is that of the last step, `delivered` what all exchanges of all steps brought.
+    """
+
+    losses: Tensor
+    forward: Tensor
+    grads: Named
+    params: Named
+    traffic: Traffic = field(default_factory=Traffic)
+    delivered: Deliveries = field(default_factory=Deliveries)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The same problem on every rank."""
+
+    ctx: Context
+    axes: Axes
+    dims: Dims
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be dealt out, all of it at once."""
+        axes, dims, faults = self.axes, self.dims, []
+        if LAYERS % axes.stages:
+            faults.append(f"{LAYERS} blocks do not divide among {axes.stages} stages")
+        if dims.length % (2 * axes.context * axes.tensor):
+            faults.append(
+                f"{dims.length} positions do not divide into two chunks for each of "
+                f"{axes.context} x {axes.tensor} ranks"
+            )
+        if dims.kv_heads % axes.tensor or dims.heads % dims.kv_heads or dims.width % dims.heads:
+            faults.append(
+                f"{dims.width} channels, {dims.heads} heads and {dims.kv_heads} key-value heads do not "
+                f"divide each other and among {axes.tensor} ranks"
+            )
+        if dims.micro_batches < axes.stages:
+            faults.append(f"{dims.micro_batches} micro-batches do not fill {axes.stages} stages")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    # sizes
+
+    @property
+    def experts(self) -> int:
+        """Experts of a block."""
+        return self.dims.experts_per_rank * self.axes.expert
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a sequence that one rank has between the attentions."""
+        return self.dims.length // self.axes.context // self.axes.tensor
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a stage."""
+        return LAYERS // self.axes.stages
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the whole batch."""
+        return self.axes.data * self.dims.micro_batches * self.dims.rows
+
+    def width_out(self, stage: int) -> int:
+        """How wide what leaves a stage is: activations, or logits."""
+        return VOCABULARY if stage == self.axes.stages - 1 else self.dims.width
+
+    # who has what
+
+    def blocks_of(self, stage: int) -> range:
+        """The blocks of a stage, counted in the model."""
+        return range(stage * self.blocks, (stage + 1) * self.blocks)
+
+    def positions(self) -> list[Tensor]:
+        """Positions of each part of a sequence; a piece from the front and one from the back."""
+        return zigzag(self.dims.length, self.axes.context)
+
+    def own_positions(self, rank: int) -> Tensor:
+        """Positions that a rank has between the attentions."""
+        _, _, context, tensor = self.axes.coordinates(rank)
+        return Group(tensor, self.axes.tensor).part(self.positions()[context], 0)
+
+    def rows_of(self, rank: int, micro_batch: int) -> range:
+        """Rows of the whole batch."""
+        _, data, _, _ = self.axes.coordinates(rank)
+        first = (data * self.dims.micro_batches + micro_batch) * self.dims.rows
+        return range(first, first + self.dims.rows)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This rank's rows and positions of (rows, length, ...), all micro-batches."""
+        last = self.dims.micro_batches - 1
+        rows = whole[self.rows_of(self.ctx.rank, 0).start : self.rows_of(self.ctx.rank, last).stop]
+        return rows[:, self.own_positions(self.ctx.rank).to(whole.device)]
+
+    # data
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Tokens and those that follow them, of all ranks."""
+        seed = key(self.ctx.seed, _TOKENS, number) >> 1
+        both = models.tokens(seed, self.sequences, self.dims.length + 1, VOCABULARY).to(self.ctx.device)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    @property
+    def shape(self) -> Shape:
+        """An expert layer for one whole sequence."""
+        dims = self.dims
+        return Shape(dims.length, dims.width, dims.inner, self.experts, dims.top_k)
+
+    def preferences(self, layer: int, rows: range) -> Tensor:
+        """What the tokens of whole sequences prefer in a block: (rows, length, experts)."""
+        found = [preference(ROUTING, self.ctx.seed, row * LAYERS + layer, self.shape) for row in rows]
+        return decided(torch.stack(found))
+
+    def wanted(self, rank: int, layer: int, micro_batch: int) -> Tensor:
+        """What a rank's own tokens prefer: (tokens, experts), on the CPU."""
+        whole = self.preferences(layer, self.rows_of(rank, micro_batch))
+        return whole[:, self.own_positions(rank)].flatten(0, 1)
+
+    def rows_sent(self, rank: int, layer: int, micro_batch: int) -> Tensor:
+        """How many rows go from a rank to each expert."""
+        return counts(top_k(self.wanted(rank, layer, micro_batch), self.dims.top_k), self.experts)
+
+    # the unsharded model
+
+    def model(self, dtype: torch.dtype) -> models.Llama:
+        """The same weights on every rank and in every dtype; routers at least in fp32."""
+        dims = self.dims
+        with models.seeded(key(self.ctx.seed, _WEIGHTS) >> 1):
+            model = models.Llama(VOCABULARY, dims.width, LAYERS, dims.heads, dims.kv_heads, dims.inner)
+            for block in model.blocks:
+                block.mlp = Unsharded(self.shape, torch.empty(0))
+        model = model.to(TRAINED).to(self.ctx.device, dtype)
+        for layer in mixtures(model):
+            layer.router.to(torch.float32 if dtype is TRAINED else dtype)
+        return model
+
+
+def mixtures(model: models.Llama) -> list[Unsharded]:
+    """The expert layers of a whole model."""
+    return [layer for layer in model.modules() if isinstance(layer, Unsharded)]
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of all ranks: one state as large as the parameters."""
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in fp32 at least: one number in bf16 would say little."""
+    return models.loss(logits.to(wide(logits.dtype)), targets)
+
+
+def unsharded(task: Task, dtype: torch.dtype) -> Trace:
+    """Train on the big batch, alone; keep what this rank's stage gives, and all gradients and parameters."""
+    model, losses = task.model(dtype), []
+    optimizer = optimizer_of(model)
+    for number, layer in enumerate(mixtures(model)):
+        layer.wanted = task.preferences(number, range(task.sequences)).flatten(0, 1).to(task.ctx.device)
+    for number in range(task.dims.steps):
+        inputs, targets = task.batch(number)
+        optimizer.zero_grad()
+        found = _through(model, inputs)
+        torch.autograd.backward(loss_of(found[-1], targets))
+        losses.append(_losses(task, found[-1].detach(), targets))
+        grads = {name: gradient_of(weight).clone() for name, weight in model.named_parameters()}
+        optimizer.step()
+    stage = task.axes.coordinates(task.ctx.rank)[0]
+    last = stage == task.axes.stages - 1
+    params = {name: weight.detach() for name, weight in model.named_parameters()}
+    left = found[-1] if last else found[task.blocks_of(stage)[-1]]
+    return Trace(torch.stack(losses), task.own(left.detach()), grads, params)
+
+
+def _through(model: models.Llama, numbers: Tensor) -> list[Tensor]:
+    """What leaves each block, and the logits."""
+    x, found = model.embedding(numbers), []
+    for block in model.blocks:
+        x = block(x)
+        found.append(x)
+    return [*found, model.head(model.norm(x))]
+
+
+def _losses(task: Task, logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of this rank's tokens in each of its micro-batches."""
+    own = zip(*(torch.split(task.own(one), task.dims.rows) for one in (logits, targets)), strict=True)
+    return torch.stack([loss_of(part, wanted) for part, wanted in own])
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """Its gradient; to have none is an error."""
+    if weight.grad is None:
+        raise RuntimeError(f"a parameter of shape {list(weight.shape)} has no gradient")
+    return weight.grad.detach()

@@ -1,0 +1,154 @@
+"""Train a rank's part of the mixture of experts: micro-batches through the stages, then gradients together.
+
+A micro-batch's loss on one rank is the mean over the rank's own tokens, so the loss of the batch is the mean
+over the S = D C T ranks of a stage, and every gradient is a sum over tokens divided by S:
+
+    attention, split along tp   has met all tokens of its line: summed over dp_cp
+    norms, router, ends         met this rank's tokens: summed along tp, then over dp_cp
+    experts                     met the tokens of all ranks of their set: summed over edp alone
+
+each divided by S, not by the size of the group that it was summed over. (Megatron-Core's
+DistributedDataParallel does the same: experts' gradients are scaled by 1 over data x context and summed over
+edp.) Sums of bf16 gradients are made in fp32, as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import Schedule1F1B
+
+from fixtures.ranks.study.deliveries import record_deliveries
+from fixtures.ranks.study.traffic import count_traffic
+from suites.context.ring_attention import wide
+from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.stage import Stage, is_expert, is_split
+from suites.mesh.moe.task import Task, Trace, gradient_of, loss_of, optimizer_of
+from suites.pipeline.recorder import Held, Recorder, in_this_thread
+from suites.pipeline.stages import RecordedStage
+
+
+class Trainer:
+    """One rank's part at work."""
+
+    def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
+        self.task, self.grid = task, grid
+        self.stage = Stage(task, grid, dtype)
+        self.optimizer = optimizer_of(self.stage)
+        self.recorder = Recorder(task.ctx, Held(list(self.stage.parameters())))
+        self.schedule = self._schedule(dtype) if task.axes.stages > 1 else None
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank reads the tokens."""
+        return self.stage.embedding is not None
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the loss."""
+        return self.stage.head is not None
+
+    def step(self, number: int) -> Tensor:
+        """Forward and backward of all micro-batches, gradients, update; give the losses, if they are here."""
+        inputs, targets = (self.task.own(one) for one in self.task.batch(number))
+        self.optimizer.zero_grad()
+        self.stage.left.clear()
+        self.recorder.begin()
+        with in_this_thread():
+            losses = self._alone(inputs, targets) if self.schedule is None else self._piped(inputs, targets)
+        self.synchronise()
+        self.optimizer.step()
+        return torch.stack([loss.detach() for loss in losses]) if losses else inputs.new_empty(0).double()
+
+    def _alone(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """One micro-batch after another, where there is one stage."""
+        losses, rows = [], self.task.dims.rows
+        for i, (x, y) in enumerate(zip(torch.split(inputs, rows), torch.split(targets, rows), strict=True)):
+            self.stage.micro_batch = i
+            losses.append(loss_of(self.stage(x), y))
+            torch.autograd.backward(losses[-1] / self.task.dims.micro_batches)
+        return losses
+
+    def _piped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        """By 1F1B, which divides the gradients by the number of micro-batches."""
+        losses: list[Tensor] = []
+        schedule: Any = self.schedule
+        schedule.step(
+            *([inputs] if self.first else []),
+            target=targets if self.last else None,
+            losses=losses if self.last else None,
+            return_outputs=False,
+        )
+        return losses
+
+    def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
+        """torch's schedule around the stage. Shapes are given: to find them out would take a forward."""
+        task, line = self.task, self.grid.line("pp")
+        shape = (task.dims.rows, task.tokens)
+        stage = _MicroBatched(
+            self.stage,
+            line.group.rank,
+            line.size,
+            task.ctx.device,
+            input_args=_meta(shape, torch.int64) if self.first else _meta((*shape, task.dims.width), dtype),
+            output_args=_meta((*shape, task.width_out(line.group.rank)), dtype),
+            group=line.group.handle,
+        )
+        stage.recorder = self.recorder
+        return Schedule1F1B(stage, task.dims.micro_batches, loss_fn=loss_of)
+
+    def synchronise(self) -> None:
+        """Make every gradient that of the whole batch."""
+        weights = self.stage.weights()
+        shared = [one for name, one in weights.items() if not (is_expert(name) or is_split(name))]
+        dense = [one for name, one in weights.items() if not is_expert(name)]
+        experts = [one for name, one in weights.items() if is_expert(name)]
+        for name, members in (("tp", shared), ("dp_cp", dense), ("edp", experts)):
+            line = self.grid.line(name)
+            if line.size > 1:
+                _summed([gradient_of(one) for one in members], line.group.handle)
+        for weight in weights.values():
+            gradient_of(weight).div_(self.task.axes.stage_ranks)
+
+
+class _MicroBatched(RecordedStage):
+    """Tells the module which micro-batch comes."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        """Do a forward."""
+        module: Any = self.submod
+        module.micro_batch = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+
+def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
+
+
+def _summed(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Add up in one bucket."""
+    bucket = torch.cat([one.flatten().to(wide(one.dtype)) for one in gradients])
+    dist.all_reduce(bucket, group=group)
+    totals = torch.split(bucket, [one.numel() for one in gradients])
+    for one, total in zip(gradients, totals, strict=True):
+        one.copy_(total.view_as(one))
+
+
+def follow(task: Task, trainer: Trainer) -> Trace:
+    """Train; the calls of the last step, the steady state, are counted."""
+    with record_deliveries() as delivered:
+        losses = [trainer.step(number) for number in range(task.dims.steps - 1)]
+        with count_traffic() as seen:
+            losses.append(trainer.step(task.dims.steps - 1))
+    weights = trainer.stage.weights()
+    return Trace(
+        torch.stack(losses),
+        torch.cat(trainer.stage.left),
+        {name: gradient_of(weight).clone() for name, weight in weights.items()},
+        {name: weight.detach().clone() for name, weight in weights.items()},
+        seen,
+        delivered,
+    )

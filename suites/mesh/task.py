@@ -1,0 +1,145 @@
+"""What the dense steps train on a mesh: a small Llama, its data, and the run on one rank that it must equal.
+
+Rank (d, c) of the axes dp and cp has its rows of every batch, and of those its positions; the loss is a mean
+over tokens, of which every rank has as many, so the mean of the ranks' gradients is the gradient of the whole
+batch. Weights are numbers that bf16 holds, so that runs in bf16 and fp64 start from the same place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fixtures.ranks.exact.payload import key
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.models import Llama, loss, seeded, tokens
+from suites.context import layout as context_layout
+from suites.mesh.axes import Layout
+
+EXACT, TRAINED = torch.float64, torch.bfloat16
+LEARNING_RATE = 0.05
+MOMENTUM = 0.9
+CHANNELS = 8  # of a head
+GROUPED = 2  # query heads that share a key-value head
+BATCHES = 2  # batches that take turns, so that a loss curve falls
+
+Results = Mapping[
+    str, Tensor
+]  # "loss" of every step, "logits" of the last, "grad:*" of it, "param:*" after it
+
+
+@dataclass(frozen=True)
+class Task:
+    """`rows` sequences per dp rank and step, of `tokens` positions per cp rank, through so many layers.
+
+    Matrices are as small as leaves every rank whole heads and whole rows of each (fully_shard would pad).
+    """
+
+    ctx: Context
+    layout: Layout
+    rows: int
+    tokens: int
+    layers: int
+    steps: int
+
+    @property
+    def tp(self) -> int:
+        """Parts of a matrix by tensor parallelism."""
+        return self.layout.size("tp")
+
+    @property
+    def shards(self) -> int:
+        """Parts of each of those by fully_shard."""
+        return self.layout.size("dp") * self.layout.size("cp")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads: the fewest whose rows divide among all."""
+        return self.tp * self.shards // math.gcd(self.shards, CHANNELS)
+
+    @property
+    def width(self) -> int:
+        """Of the activations: as many channels as all query heads have."""
+        return GROUPED * self.kv_heads * CHANNELS
+
+    @property
+    def hidden(self) -> int:
+        """Features of the MLP, and words of the vocabulary."""
+        return 2 * self.width
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        return self.tokens * self.layout.size("cp")
+
+    def model(self, dtype: torch.dtype) -> Llama:
+        """The same weights on every rank and in every dtype."""
+        with seeded(self.ctx.seed):
+            sizes = (self.width, self.layers, GROUPED * self.kv_heads, self.kv_heads, self.hidden)
+            model = Llama(self.hidden, *sizes)
+        return model.to(TRAINED).to(self.ctx.device, dtype)
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of all ranks."""
+        seed = key(self.ctx.seed, 3, number % BATCHES) >> 1
+        both = tokens(seed, 2 * self.rows * self.layout.size("dp"), self.length, self.hidden)
+        x, y = both.to(self.ctx.device).chunk(2)
+        return x, y
+
+    @cached_property
+    def positions(self) -> list[Tensor]:
+        """The positions of every cp rank: all of them, or a piece from the front and one from the back."""
+        ranks = self.layout.size("cp")
+        return context_layout.zigzag(self.length, ranks) if ranks > 1 else [torch.arange(self.length)]
+
+    @property
+    def own_positions(self) -> Tensor:
+        """Those of this rank."""
+        own: Tensor = self.positions[self.layout.place(self.ctx.rank, "cp")].to(self.ctx.device)
+        return own
+
+    def own(self, whole: Tensor) -> Tensor:
+        """This rank's rows and positions of (rows, positions, ...)."""
+        first = self.layout.place(self.ctx.rank, "dp") * self.rows
+        return whole[first : first + self.rows].index_select(1, self.own_positions)
+
+
+def optimizer_of(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """Make the optimizer of all steps: one state as large as the parameters."""
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def unsharded(task: Task, dtype: torch.dtype) -> Results:
+    """Train on the batches of all ranks, alone; losses and logits are those of this rank's tokens."""
+    model = task.model(dtype)
+    optimizer, losses = optimizer_of(list(model.parameters())), []
+    logits = torch.empty(0)
+    for number in range(task.steps):
+        x, y = task.batch(number)
+        optimizer.zero_grad()
+        whole = model(x)
+        torch.autograd.backward(loss(whole, y))
+        logits = task.own(whole.detach())
+        losses.append(loss(logits, task.own(y)))
+        optimizer.step()
+    return {"loss": torch.stack(losses), "logits": logits, **gradients(model), **parameters(model)}
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    """All of them by name; to have none is an error."""
+    found = {}
+    for name, weight in model.named_parameters():
+        if weight.grad is None:
+            raise RuntimeError(f"{name} has no gradient")
+        found[f"grad:{name}"] = weight.grad.detach()
+    return found
+
+
+def parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    """All of them by name."""
+    return {f"param:{name}": weight.detach() for name, weight in model.named_parameters()}

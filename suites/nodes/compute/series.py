@@ -1,0 +1,79 @@
+"""Timed kernels: every device of a node at once, and then each while the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fixtures.ranks import timing
+from fixtures.ranks.steps import Context
+
+# On a CPU as many as last for some periods of its scheduler: what a quota or another program takes away comes
+# in one piece of 10 to 100 ms, between iterations at full speed.
+LONG = {"cpu": 301, "cuda": 51}
+LONG_S = {"cpu": 0.3, "cuda": 2.0}
+# For a figure of which the median is enough.
+ITERATIONS = {"cpu": 21, "cuda": 51}
+BUDGET_S = {"cpu": 0.1, "cuda": 2.0}
+
+Series = dict[str, Any]
+
+
+class Kernel:
+    """Something to repeat that needs no preparation."""
+
+    host_clock = False
+    lockstep = False
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def prepare(self, i: int) -> None:
+        """Nothing to restore."""
+
+    def run(self, i: int) -> None:
+        """Do it once."""
+        self._run()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed: `amount` operations or bytes. In `brief`, for its median alone."""
+
+    metric: str
+    what: str
+    amount: float
+    brief: bool = False
+
+
+def timed(ctx: Context, about: Timed, run: Callable[[], object]) -> list[Series]:
+    """Time `run` with all devices at work and then with this one alone."""
+    found = [_series(about, "all at once", _measure(ctx, about, run))]
+    if ctx.size > 1:
+        alone = timing.in_turn(ctx, lambda one: _measure(one, about, run))
+        found.append(_series(about, "alone", alone))
+    return found
+
+
+def _measure(ctx: Context, about: Timed, run: Callable[[], object]) -> timing.Samples:
+    kind = ctx.device.type
+    most, budget_s = (ITERATIONS, BUDGET_S) if about.brief else (LONG, LONG_S)
+    return timing.measure(ctx, Kernel(run), most[kind], budget_s[kind], about.what[:20])
+
+
+def _series(about: Timed, load: str, samples: timing.Samples) -> Series:
+    return {
+        "metric": about.metric,
+        "what": about.what,
+        "load": load,
+        "amount": about.amount,
+        "seconds": samples.seconds,
+        "warmup": samples.warmup,
+        "waited": samples.waited,
+    }
+
+
+def figure(metric: str, what: str, value: float, samples: int, load: str = "all at once") -> Series:
+    """Say a figure that is made of many samples in a way of its own."""
+    return {"metric": metric, "what": what, "load": load, "value": value, "samples": samples}

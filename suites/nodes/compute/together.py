@@ -1,0 +1,103 @@
+"""Matrix products while an all_reduce runs: some faults need both at once, by power, heat or a shared bus."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fixtures.ranks import timing
+from fixtures.ranks.collectives.collectives import Collective
+from fixtures.ranks.steps import Context
+from suites.nodes.compute.matmul import Product, half, normal
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Kernel, Series, figure
+from suites.nodes.compute.wrong import Corruption, keep, unlike
+
+SIDE = {"cpu": 128, "cuda": 8192}
+REDUCED_BYTES = {"cpu": 1 << 18, "cuda": 256 << 20}
+_FORM = "int32"
+_MOST_PRODUCTS = 1000
+
+
+class Both:
+    """An all_reduce of an exact payload, and so many products that both take about as long."""
+
+    def __init__(self, ctx: Context) -> None:
+        kind = ctx.device.type
+        self._ctx = ctx
+        self.product = Product(half(ctx.device), *normal(SIDE[kind], ctx.device, ctx.seed))
+        size_bytes = REDUCED_BYTES[kind]
+        self.exchange = Collective(ctx, "all_reduce", _FORM, "sum", size_bytes // 4, size_bytes=size_bytes)
+        self.products = 1
+
+    def compute(self) -> None:
+        """Multiply."""
+        for _ in range(self.products):
+            self.product.run()
+
+    def communicate(self, i: int) -> Any:  # noqa: ANN401 - torch's work
+        """Begin the all_reduce; on a GPU it runs on a stream of its own."""
+        return dist.all_reduce(self.exchange.output(i), async_op=True)
+
+    def at_once(self, i: int) -> None:
+        """Multiply while it runs."""
+        work = self.communicate(i)
+        self.compute()
+        work.wait()
+
+    def balance(self) -> None:
+        """Take as many products as last as long as the all_reduce, the same on every rank."""
+        reduce_s, product_s = self.seconds(self._reduce), self.seconds(self.compute)
+        wanted = timing.agree(self._ctx, reduce_s) / max(timing.agree(self._ctx, product_s), 1e-6)
+        self.products = min(max(round(wanted), 1), _MOST_PRODUCTS)
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """The median seconds of something."""
+        kind = self._ctx.device.type
+        samples = timing.measure(self._ctx, Kernel(run), ITERATIONS[kind], BUDGET_S[kind], "together")
+        return statistics.median(samples.seconds)
+
+    def _reduce(self) -> None:
+        self.communicate(0).wait()
+
+    def times(self) -> tuple[float, float, float]:
+        """The seconds of computing, of communicating and of both at once."""
+        self.balance()
+        return (
+            self.seconds(self.compute),
+            self.seconds(self._reduce),
+            self.seconds(lambda: self.at_once(0)),
+        )
+
+
+def measured(ctx: Context, repeats: int) -> tuple[list[Series], list[Corruption]]:
+    """Check both while they run together, then time them apart and together."""
+    both = Both(ctx)
+    wrong = _checked(ctx, both, repeats)
+    compute_s, communicate_s, both_s = both.times()
+    hidden = (compute_s + communicate_s - both_s) / min(compute_s, communicate_s)
+    slowdown = both_s / max(compute_s, communicate_s) - 1.0
+    samples = ITERATIONS[ctx.device.type]
+    what = f"{both.products} products beside an all_reduce"
+    return [figure("overlap", what, hidden, samples), figure("slowdown", what, slowdown, samples)], wrong
+
+
+def _checked(ctx: Context, both: Both, repeats: int) -> list[Corruption]:
+    """Compare every all_reduce with its closed form, and every product with the one that ran alone."""
+    wrong: list[Corruption] = []
+    both.product.run()
+    timing.complete(ctx)
+    right = both.product.out.clone()
+    ctx.progress.phase("together")
+    for i in range(repeats):
+        both.product.out.fill_(torch.nan)
+        both.exchange.prepare(i)
+        both.at_once(i)
+        timing.complete(ctx)
+        keep(wrong, both.exchange.check(i))
+        keep(wrong, unlike(ctx, "matmul beside an all_reduce", both.product.out, right, i))
+        ctx.progress.done(i + 1)
+    return wrong

@@ -1,0 +1,75 @@
+"""A result compared with what it must be, bit for bit, in the words that all corruption is reported in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fixtures.ranks.exact.compare import MOST_REPORTED, WINDOW
+from fixtures.ranks.steps import Context
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+NAMES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+}
+
+Corruption = dict[str, Any]
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bit patterns of a tensor's elements, in one row."""
+    return tensor.detach().contiguous().view(BITS[tensor.element_size()]).flatten()
+
+
+def unlike(
+    ctx: Context, what: str, found: torch.Tensor, right: torch.Tensor, iteration: int, *, start: int = 0
+) -> Corruption | None:
+    """Describe where `found` differs from `right`; None when it does not.
+
+    Nothing came from another rank: this one is both who saw it and where it went wrong. `start` is the
+    offset of the first element of `found` in what is being compared.
+    """
+    if found.shape != right.shape or found.dtype != right.dtype:
+        raise ValueError(f"{what}: compared {found.dtype} {found.shape} with {right.dtype} {right.shape}")
+    seen, wanted = bits_of(found), bits_of(right)
+    if torch.equal(seen, wanted):
+        return None
+    places = torch.nonzero(seen != wanted).flatten()
+    first, width = int(places[0]), 8 * found.element_size()
+    values = [int(bits[first]) & ((1 << width) - 1) for bits in (seen, wanted)]
+    return {
+        "rank": ctx.rank,
+        "source_rank": ctx.rank,
+        "collective": what.removesuffix(f" {NAMES[found.dtype]}"),
+        "dtype": NAMES[found.dtype],
+        "size_bytes": found.numel() * found.element_size(),
+        "iteration": iteration,
+        "first_offset": start + first,
+        "count": places.numel(),
+        "found": f"0x{values[0]:0{width // 4}x}",
+        "expected": f"0x{values[1]:0{width // 4}x}",
+        "looks_like": _looks_like(seen, wanted, places),
+    }
+
+
+def keep(wrong: list[Corruption], one: Corruption | None) -> None:
+    """Add what was found, up to as many as are reported."""
+    if one is not None and len(wrong) < MOST_REPORTED:
+        wrong.append(one)
+
+
+def _looks_like(seen: torch.Tensor, wanted: torch.Tensor, places: torch.Tensor) -> str:
+    """The bit, when the first of the wrong elements all differ in the same one."""
+    sample = places[:WINDOW]
+    differences = torch.unique(seen[sample] ^ wanted[sample]).tolist()
+    number = int(differences[0]) & ((1 << 8 * seen.element_size()) - 1)
+    if len(differences) != 1 or bin(number).count("1") != 1:
+        return ""
+    where = f"bit {number.bit_length() - 1} flipped"
+    return where if places.numel() == 1 else f"{where} in {places.numel()} elements"

@@ -1,0 +1,88 @@
+"""The bubble of a pipeline whose stages have a known length, beside formula and simulation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from fixtures.ranks import timing
+from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Op, Shape
+from suites.pipeline.simulator import UNITS, Span, bubble, simulate
+from suites.pipeline.stages import Pipeline
+
+_KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
+_UNITS_EACH = 3  # F, I and W of one micro-batch in one stage
+
+
+def measure(
+    pipeline: Pipeline, schedule: str, busy_s: float, repeats: int
+) -> tuple[dict[str, float], list[Span]]:
+    """Measure the bubble with stages of known length, beside the formula and the simulation.
+
+    What comes with the figures is the schedule that they belong to: this rank's part of it.
+    """
+    shape, recorder = pipeline.shape, pipeline.recorder
+    unit_s = busy_s / (_UNITS_EACH * shape.micro_batches * shape.chunks)
+    rounds = []
+    with recorder.paced({kind: units * unit_s for kind, units in UNITS.items()}):
+        for _ in range(repeats):
+            timing.barrier(pipeline.ctx)
+            pipeline.step()
+            rounds.append(recorder.spans)
+    spans = typical(rounds)
+    ranks = _of_all_ranks(pipeline, spans)
+    measured, formula = _bubble(ranks), PLANS[schedule].bubble(shape)
+    figures = {
+        "bubble": measured,
+        "bubble_formula": formula,
+        "bubble_excess": measured - formula,
+        "bubble_simulated": _simulated(schedule, shape, ranks),
+    }
+    return figures, spans
+
+
+def typical(rounds: Sequence[Sequence[Span]]) -> list[Span]:
+    """Make one round of many: every wait and every operation is as long as the median of its repeats.
+
+    A hand-over that is late once counts once, and not in the whole round that it delays: of the rounds of a
+    busy host each has another that is late, and the median of whole rounds is a late one.
+    """
+    found: list[Span] = []
+    free_s = 0.0
+    before_s = [0.0] * len(rounds)
+    for same in zip(*rounds, strict=True):
+        begin_s = free_s + statistics.median(
+            span.begin_s - end_s for span, end_s in zip(same, before_s, strict=True)
+        )
+        free_s = begin_s + statistics.median(span.end_s - span.begin_s for span in same)
+        before_s = [span.end_s for span in same]
+        found.append(Span(same[0].op, begin_s, free_s))
+    return found
+
+
+def _of_all_ranks(pipeline: Pipeline, spans: list[Span]) -> list[list[float]]:
+    """Give, for every rank: when it was done, how long it was busy, and the mean length of each kind."""
+    lengths = {kind: [s.end_s - s.begin_s for s in spans if s.op.kind == kind] for kind in _KINDS}
+    means = [statistics.fmean(lengths[kind]) if lengths[kind] else 0.0 for kind in _KINDS]
+    row = [spans[-1].end_s, sum(map(sum, lengths.values())), *means]
+    mine = torch.tensor(row, dtype=torch.float64, device=pipeline.ctx.device)
+    all_ranks = [torch.empty_like(mine) for _ in range(pipeline.ctx.size)]
+    dist.all_gather(all_ranks, mine, group=pipeline.group)
+    return [rank.tolist() for rank in all_ranks]
+
+
+def _bubble(ranks: list[list[float]]) -> float:
+    """Makespan over the busy time of the busiest rank, minus 1."""
+    return max(rank[0] for rank in ranks) / max(rank[1] for rank in ranks) - 1
+
+
+def _simulated(schedule: str, shape: Shape, ranks: list[list[float]]) -> float:
+    """Say what the bubble would be if nothing but the operations, as long as they were, took time."""
+
+    def duration(rank: int, op: Op) -> float:
+        return ranks[rank][2 + _KINDS.index(op.kind)]
+
+    return bubble(simulate(schedule, shape, duration))

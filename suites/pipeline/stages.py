@@ -1,0 +1,178 @@
+"""A pipeline on torch's own schedules: its stages say what they did when, and can be given a known length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules
+
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study.models import Mlp, seeded
+from suites.pipeline.recorder import Held, Recorder, in_this_thread
+from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
+
+_SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "one_f_one_b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+ACTIVATION, GRADIENT = "activations", "gradients"  # what an edge carries forth and back
+HIDDEN = 2  # times the width
+loss = F.mse_loss  # a mean over the micro-batch; torch's schedules divide the sum of its gradients by m
+
+
+class Layer(Mlp):
+    """One stage: an MLP beside a residual, without which gradients fade in a long pipeline."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give the same shape."""
+        return x + super().forward(x)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with one layer per stage, and a batch: the same on every rank, in every dtype and place."""
+
+    modules: list[Layer]
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    @classmethod
+    def make(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
+        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it."""
+        with seeded(ctx.seed):
+            modules = [Layer(width, HIDDEN * width).double() for _ in range(shape.stages)]
+            batch = torch.randn(2, shape.micro_batches * rows, width, dtype=torch.float64)
+        for module in modules:
+            module.to(ctx.device, dtype)
+        inputs, targets = batch.to(ctx.device, dtype)
+        return cls(modules, inputs.clone(), targets.clone())
+
+    def saved_bytes(self, stage: int, micro_batches: int) -> int:
+        """Give what a layer of width d and hidden h keeps of a micro-batch: d + 4h per row, in its dtype.
+
+        That is its input (of the first stage the batch, which is there anyway), gate, silu(gate), up and the
+        product of the last two: SwiGLU's derivative needs each of them.
+        """
+        rows, width = self.inputs.shape[0] // micro_batches, self.inputs.shape[1]
+        return rows * width * (4 * HIDDEN + (stage > 0)) * self.inputs.element_size()
+
+
+class RecordedStage(pipelining.PipelineStage):
+    """torch's stage, recorded."""
+
+    recorder: Recorder
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say into which buffers the activations of a micro-batch come."""
+        return self._expects(ACTIVATION, fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say into which buffers the gradients of a micro-batch come."""
+        return self._expects(GRADIENT, bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
+
+    def _expects(self, kind: str, chunk: int, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.recorder.expect(kind, self.stage_index, chunk, [op.tensor for op in ops])
+        return ops
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        """Do a forward."""
+        with self.recorder.doing(FORWARD, self.stage_index, fwd_chunk_id), self.recorder.held.forward():
+            self.recorder.receive(ACTIVATION, self.stage_index, fwd_chunk_id)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Do a backward, whole or for the input alone."""
+        with self.recorder.doing(BACKWARD if full_backward else INPUT, self.stage_index, bwd_chunk_id):
+            self.recorder.receive(GRADIENT, self.stage_index, bwd_chunk_id)
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Do the weights' part of a backward."""
+        with self.recorder.doing(WEIGHT, self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+class Pipeline:
+    """This rank's stages of a model under a schedule, with the batch that goes through them."""
+
+    def __init__(
+        self, ctx: Context, group: dist.ProcessGroup, schedule: str, shape: Shape, problem: Problem
+    ) -> None:
+        plan = PLANS[schedule]
+        self.ctx, self.group, self.shape, self.problem = ctx, group, shape, problem
+        self.stages = plan.stages_of(shape, ctx.rank)
+        self.modules = {stage: problem.modules[stage] for stage in self.stages}
+        parameters = [one for module in self.modules.values() for one in module.parameters()]
+        self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
+        staged = [self._stage(stage) for stage in self.stages]
+        make: Callable[..., Any] = getattr(pipelining, _SCHEDULES[schedule])
+        single = staged[0] if plan.chunks == 1 else staged
+        self._schedule = make(single, shape.micro_batches, loss_fn=loss)
+
+    def _stage(self, stage: int) -> RecordedStage:
+        made = RecordedStage(self.modules[stage], stage, self.shape.stages, self.ctx.device, group=self.group)
+        made.recorder = self.recorder
+        return made
+
+    def step(self) -> list[torch.Tensor]:
+        """Run all micro-batches forth and back; the losses are on the rank of the last stage."""
+        inputs, targets = self.problem.inputs, self.problem.targets
+        for module in self.modules.values():
+            module.zero_grad()
+        first, last = 0 in self.stages, self.shape.stages - 1 in self.stages
+        losses: list[torch.Tensor] = []
+        self.recorder.begin()
+        with waits_seen(self.recorder), in_this_thread():
+            self._schedule.step(
+                *([inputs] if first else []),
+                target=targets if last else None,
+                losses=losses if last else None,
+                return_outputs=False,
+            )
+        return losses
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Copy the gradients of this rank's stages, by name."""
+        return gradients(self.modules)
+
+
+@contextmanager
+def waits_seen(recorder: Recorder) -> Iterator[None]:
+    """Let the recorder see for how long torch's schedules wait for peers, which torch says to nobody."""
+    original = schedules._wait_batch_p2p
+
+    def wait(work: list[dist.Work]) -> None:
+        with recorder.waiting():
+            original(work)
+
+    schedules._wait_batch_p2p = wait
+    try:
+        yield
+    finally:
+        schedules._wait_batch_p2p = original
+
+
+def gradients(modules: dict[int, Layer]) -> dict[str, torch.Tensor]:
+    """Copy gradients, named by stage; one that is missing is as wrong as one can be: not a number."""
+    return {
+        f"{stage}.{name}": torch.full_like(one, torch.nan) if one.grad is None else one.grad.clone()
+        for stage, module in modules.items()
+        for name, one in module.named_parameters()
+    }

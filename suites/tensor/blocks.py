@@ -1,0 +1,200 @@
+"""A Llama block on ranks that each have some heads and some of the hidden features.
+
+Ranks meet at two places: where attention and MLP read the activations, and where each rank adds its summand.
+With tensor parallelism alone the activations between are whole on every rank; with sequence parallelism each
+rank has its part of the sequence. The mathematics in between is the reference's (`study.models`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from fixtures.ranks.groups import divided_into, lasting
+from fixtures.ranks.study.models import RMSNorm, attend, causal, rotary
+from suites.tensor.layers import columns, rows
+from suites.tensor.regions import Group, copied, gathered_linear, reduced, scattered
+
+Tensor = torch.Tensor
+Cut = Callable[[Tensor], Tensor]
+SEQUENCE = 1  # the dimension of (batch, length, width) that sequence parallelism splits
+
+
+class Meeting(Protocol):
+    """How the ranks of a block meet."""
+
+    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Apply column-parallel layers to the same activations."""
+
+    def add(self, summand: Tensor) -> Tensor:
+        """Give the sum of what the ranks found, in the layout that `read` takes."""
+
+    def alone(self, weight: Tensor) -> Tensor:
+        """Prepare a weight that is whole on every rank and used between the meetings."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Tensor parallel: the activations are whole. `read` is f, `add` is g: one all_reduce each way."""
+
+    group: Group
+
+    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Forward nothing, backward one all_reduce for all the layers together."""
+        shared = copied(x, self.group)
+        return tuple(functional.linear(shared, weight) for weight in weights)
+
+    def add(self, summand: Tensor) -> Tensor:
+        """Forward all_reduce, backward nothing."""
+        return reduced(summand, self.group)
+
+    def alone(self, weight: Tensor) -> Tensor:
+        """Nothing: every rank sees the same activations and finds the whole gradient."""
+        return weight
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sequence parallel: each rank has a part of the sequence; all_gather and reduce_scatter instead."""
+
+    group: Group
+
+    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Forward all_gather, backward all_gather and reduce_scatter; a part of x is kept."""
+        return gathered_linear(x, SEQUENCE, self.group, *weights)
+
+    def add(self, summand: Tensor) -> Tensor:
+        """Forward reduce_scatter, backward all_gather."""
+        return scattered(summand, SEQUENCE, self.group)
+
+    def alone(self, weight: Tensor) -> Tensor:
+        """Backward all_reduce: a rank's gradient is that of its part of the sequence."""
+        return copied(weight, self.group)
+
+
+@dataclass(frozen=True)
+class KvHeads:
+    """Which key-value heads a rank has.
+
+    With at least as many heads as ranks they are split. With fewer, `shared` neighbouring ranks have the same
+    head, each for its own query heads; its gradient is then the sum over them (in `group`). A head has
+    `channels` rows of a weight.
+    """
+
+    channels: int
+    shared: int = 1
+    group: Group | None = None
+
+    def part(self, whole: Tensor, group: Group) -> Tensor:
+        """Cut the weight of the key or value projection."""
+        each = whole.shape[0] * self.shared // group.size
+        return whole.narrow(0, group.rank // self.shared * each, each)
+
+    def weight(self, part: Tensor) -> Tensor:
+        """A shared head's weight: backward all_reduce of its gradient among those who share it."""
+        return part if self.group is None else copied(part, self.group)
+
+
+def sharing(heads: int, kv_heads: int, ranks: int) -> int:
+    """How many ranks have the same key-value head; heads that cannot be dealt out evenly are refused."""
+    faults = []
+    if heads % ranks:
+        faults.append(f"{heads} query heads do not divide among {ranks} ranks")
+    if heads % kv_heads:
+        faults.append(f"{heads} query heads do not divide among {kv_heads} key-value heads")
+    if kv_heads % ranks and ranks % kv_heads:
+        faults.append(f"{kv_heads} key-value heads can neither be split among {ranks} ranks nor replicated")
+    if faults:
+        raise ValueError(f"attention cannot be split by heads: {'; '.join(faults)}")
+    return max(ranks // kv_heads, 1)
+
+
+def kv_heads(ranks: int, replicate: bool) -> int:
+    """As many key-value heads as ranks, or as few as make the fewest ranks share one."""
+    if not replicate:
+        return ranks
+    return ranks // next(p for p in range(2, ranks + 1) if ranks % p == 0)
+
+
+@contextmanager
+def shared_kv(group: Group, heads: int, kv: int, channels: int) -> Iterator[KvHeads]:
+    """Say what key-value heads this rank has, with a process group of those that share them."""
+    shared = sharing(heads, kv, group.size)
+    if shared == 1:
+        yield KvHeads(channels)
+        return
+    sets = [list(range(first, first + shared)) for first in range(0, group.size, shared)]
+    mine = divided_into(sets)
+    with lasting([mine]):
+        yield KvHeads(channels, shared, Group(group.rank % shared, shared, mine))
+
+
+def attention(meet: Meeting, kv: KvHeads, x: Tensor, *weights: Tensor) -> Tensor:
+    """Attention over this rank's heads: the rows of q, k, v and the columns of o that belong to them."""
+    q, k, v, o = weights
+    parts = meet.read(x, q, kv.weight(k), kv.weight(v))
+    queries, keys, values = (_by_head(part, kv.channels) for part in parts)
+    places = torch.arange(queries.shape[2], device=queries.device)
+    found = attend(rotary(queries, places), rotary(keys, places), values, causal(places, places))
+    return meet.add(functional.linear(found.transpose(1, 2).flatten(2), o))
+
+
+def _by_head(x: Tensor, channels: int) -> Tensor:
+    return x.view(*x.shape[:-1], -1, channels).transpose(1, 2)
+
+
+def mlp(meet: Meeting, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """SwiGLU over this rank's hidden features: column, column, row."""
+    opened, passed = meet.read(x, gate, up)
+    return meet.add(functional.linear(functional.silu(opened) * passed, down))
+
+
+def block(meet: Meeting, kv: KvHeads, w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The reference's block: norm, attention, residual, norm, MLP, residual."""
+    read = rms_norm(x, meet.alone(w["attention_norm.weight"]))
+    qkvo = (w[f"attention.{name}.weight"] for name in "qkvo")
+    x = x + attention(meet, kv, read, *qkvo)
+    read = rms_norm(x, meet.alone(w["mlp_norm.weight"]))
+    return x + mlp(meet, read, *(w[f"mlp.{name}.weight"] for name in ("gate", "up", "down")))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """The reference's norm with a weight that is given."""
+    out: Tensor = functional_call(RMSNorm(x.shape[-1]), {"weight": weight}, (x,))
+    return out
+
+
+def mlp_cuts(group: Group, prefix: str = "") -> dict[str, Cut]:
+    """Split the hidden features."""
+    split = {"gate": rows(group), "up": rows(group), "down": columns(group)}
+    return {f"{prefix}{name}.weight": cut for name, cut in split.items()}
+
+
+def attention_cuts(group: Group, kv: KvHeads, prefix: str = "") -> dict[str, Cut]:
+    """Split the heads."""
+    share: Cut = lambda whole: kv.part(whole, group)  # noqa: E731 - as the others
+    split = {"q": rows(group), "k": share, "v": share, "o": columns(group)}
+    return {f"{prefix}{name}.weight": cut for name, cut in split.items()}
+
+
+def block_cuts(group: Group, channels: int) -> dict[str, Cut]:
+    """Split heads and hidden features; the norms are whole."""
+    return attention_cuts(group, KvHeads(channels), "attention.") | mlp_cuts(group, "mlp.")
+
+
+def sequence_cuts(group: Group) -> dict[str, Cut]:
+    """Split the sequence before and after the block."""
+    part: Cut = lambda whole: group.part(whole, SEQUENCE)  # noqa: E731 - as the others
+    return {"input": part, "forward": part}
+
+
+def block_elements(ranks: int, channels: int, heads: int, hidden: int) -> int:
+    """Weights of a rank with `heads` query heads, one key-value head and `hidden` features of its own."""
+    width = ranks * heads * channels
+    return 2 * width + 2 * width * (heads + 1) * channels + 3 * width * hidden

@@ -1,0 +1,206 @@
+"""How tensor parallel ranks meet: what each function communicates forward, and its adjoint backward.
+
+n ranks hold x (the same on all) or x_0 ... x_{n-1} (a part, or a summand, of each):
+
+    function           forward                              backward
+    copied             x                                    all_reduce (sum) of the gradients      f
+    reduced            all_reduce: sum of x_r               the gradient                           g
+    joined             all_gather: the parts in a row       this rank's part of the gradient
+    parted             this rank's part of x                all_gather of the gradients
+    joined_summands    all_gather                           reduce_scatter of the gradients        g-bar
+    scattered          reduce_scatter: this rank's part     all_gather of the gradients            f-bar
+                       of the sum of x_r
+
+f and g: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019, figure 3; g-bar and f-bar: Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", 2022, figure 5. An adjoint follows from the forward: where every rank reads the same x,
+the gradient of x is the sum of what all ranks found; where a rank's x becomes a summand, it is the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+from fixtures.ranks.collectives.calls import renamed
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks among which tensors are split; `handle` None is the default group."""
+
+    rank: int
+    size: int
+    handle: Any = None
+
+    def part(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's slice of what is split evenly along `dim`; what does not divide is refused."""
+        length = whole.shape[dim]
+        if length % self.size:
+            raise ValueError(f"dimension {dim} of {length} elements does not divide among {self.size} ranks")
+        return whole.narrow(dim, self.rank * (length // self.size), length // self.size)
+
+
+def all_reduce(x: Tensor, group: Group, op: Any = None) -> Tensor:  # noqa: ANN401 - ReduceOp is untyped
+    """A new tensor: the sum (or `op`) of what all ranks of the group have."""
+    y = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
+    return y
+
+
+def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
+    """A new tensor: what all ranks have, in a row along `dim`."""
+    sent = x.detach().movedim(dim, 0).contiguous()
+    received = sent.new_empty((group.size * sent.shape[0], *sent.shape[1:]))
+    renamed("all_gather_single", "all_gather_into_tensor")(received, sent, group=group.handle)
+    return received.movedim(0, dim).contiguous()
+
+
+def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
+    """A new tensor: this rank's slice along `dim` of the sum of what all ranks have."""
+    sent = x.detach().movedim(dim, 0).contiguous()
+    received = sent.new_empty((sent.shape[0] // group.size, *sent.shape[1:]))
+    renamed("reduce_scatter_single", "reduce_scatter_tensor")(received, sent, group=group.handle)
+    return received.movedim(0, dim).contiguous()
+
+
+class _Copied(Function):
+    """Forward: nothing. Backward: all_reduce."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # noqa: ANN401 - autograd's context
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return all_reduce(grads[0], ctx.group), None
+
+
+class _Reduced(Function):
+    """Forward: all_reduce. Backward: nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # noqa: ANN401
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return grads[0], None
+
+
+class _Joined(Function):
+    """Forward: all_gather. Backward: nothing, the gradient is sliced."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return ctx.group.part(grads[0], ctx.dim).contiguous(), None, None
+
+
+class _Parted(Function):
+    """Forward: nothing, x is sliced. Backward: all_gather."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
+        ctx.dim, ctx.group = dim, group
+        return group.part(x, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return all_gather(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _JoinedSummands(Function):
+    """Forward: all_gather. Backward: reduce_scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Scattered(Function):
+    """Forward: reduce_scatter. Backward: all_gather."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        return all_gather(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _GatheredLinear(Function):
+    """Several linear layers on one sequence that is split: x is gathered, used and dropped.
+
+    Forward: all_gather of x. Backward: all_gather of x again, for the weights' gradients, and reduce_scatter
+    of the sum of the layers' gradients. What is kept between is 1/n of x, which is why it is gathered twice
+    (Korthikanti et al. 2022, section 4.2.2).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: Group, *weights: Tensor) -> Any:  # noqa: ANN401
+        ctx.save_for_backward(x, *weights)
+        ctx.dim, ctx.group = dim, group
+        whole = all_gather(x, dim, group)
+        return tuple(torch.nn.functional.linear(whole, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
+        x, *weights = ctx.saved_tensors
+        whole = all_gather(x, ctx.dim, ctx.group).flatten(0, -2)
+        summand = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
+        found = reduce_scatter(summand, ctx.dim, ctx.group)
+        return (found, None, None, *(grad.flatten(0, -2).t() @ whole for grad in grads))
+
+
+def copied(x: Tensor, group: Group) -> Tensor:
+    """f: x as it is; backward all_reduce. Of a replicated weight that ranks use on different data as well."""
+    return _Copied.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reduced(x: Tensor, group: Group) -> Tensor:
+    """g: the sum by all_reduce; backward nothing."""
+    return _Reduced.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def joined(x: Tensor, dim: int, group: Group) -> Tensor:
+    """The parts in a row by all_gather, for ranks that go on alike; backward a slice."""
+    return _Joined.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def parted(x: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's slice; backward all_gather."""
+    return _Parted.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def joined_summands(x: Tensor, dim: int, group: Group) -> Tensor:
+    """The parts in a row by all_gather, for ranks that go on differently; backward reduce_scatter."""
+    return _JoinedSummands.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's slice of the sum by reduce_scatter; backward all_gather."""
+    return _Scattered.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gathered_linear(x: Tensor, dim: int, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Column-parallel layers on a split sequence: all_gather; backward all_gather and reduce_scatter."""
+    return _GatheredLinear.apply(x, dim, group, *weights)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,240 @@
+"""The three stages of ZeRO as the paper defines them, on flat buffers (Rajbhandari et al., arXiv:1910.02054).
+
+The parameters of one block lie in one buffer of P elements, cut into w shards; rank r updates shard r.
+
+    stage  held all the time           backward                          after the update
+    1      P params, P grads           reduce-scatter at its end         all-gather
+    2      P params, P/w grads         reduce-scatter block by block     all-gather
+    3      P/w params, P/w grads       all-gather, reduce-scatter        (forward: all-gather)
+
+The optimizer has P/w of each state in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fixtures.ranks.collectives.calls import renamed
+from suites.zero.evidence import storage_bytes
+from suites.zero.training import Named, Task, gradient_of, loss_of, optimizer_of
+
+
+def all_gather(whole: torch.Tensor, part: torch.Tensor) -> None:
+    """Join the ranks' parts."""
+    renamed("all_gather_single", "all_gather_into_tensor")(whole, part)
+
+
+def reduce_scatter(part: torch.Tensor, whole: torch.Tensor) -> None:
+    """Average over the ranks, one part for each."""
+    renamed("reduce_scatter_single", "reduce_scatter_tensor")(part, whole, op=dist.ReduceOp.AVG)
+
+
+class FlatBlock:
+    """A block whose parameters are views of one flat buffer, and this rank's shard of it."""
+
+    def __init__(self, module: nn.Module, rank: int, size: int) -> None:
+        self.module, self.rank, self.size = module, rank, size
+        self.weights = list(module.parameters())
+        self.names = [name for name, _ in module.named_parameters()]
+        elements = sum(weight.numel() for weight in self.weights)
+        if elements % size:
+            raise ValueError(f"a block of {elements} parameters cannot be cut into {size} equal shards")
+        self.full = torch.cat([weight.detach().reshape(-1) for weight in self.weights])
+        self.full_bytes = self.full.untyped_storage().nbytes()
+        for weight, view in zip(self.weights, self.views(self.full), strict=True):
+            weight.data = view
+        self.shard = nn.Parameter(self.cut(self.full))
+        self.grad: torch.Tensor | None = None
+
+    def cut(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a flat buffer: a view."""
+        length = flat.numel() // self.size
+        return flat.detach().narrow(0, self.rank * length, length)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' places in a flat buffer."""
+        pieces = torch.split(flat, [weight.numel() for weight in self.weights])
+        return [piece.view(weight.shape) for piece, weight in zip(pieces, self.weights, strict=True)]
+
+    def gather(self) -> None:
+        """Make the parameters whole again from everybody's shard."""
+        all_gather(self.full, self.shard.detach())
+
+    def expect_gradients(self) -> None:
+        """Give backward one flat buffer to add the gradients into."""
+        self.grad = torch.zeros(self.full.shape, dtype=self.full.dtype, device=self.full.device)
+        for weight, view in zip(self.weights, self.views(self.grad), strict=True):
+            weight.grad = view
+
+    def reduce(self) -> None:
+        """Average the gradients into this rank's shard, and let go of the whole."""
+        if self.grad is None:
+            raise RuntimeError("gradients are reduced before there are any")
+        self.shard.grad = torch.empty_like(self.shard)
+        reduce_scatter(self.shard.grad, self.grad)
+        self.grad = None
+        for weight in self.weights:
+            weight.grad = None
+
+
+class Zero1:
+    """Stage 1: the optimizer's states are sharded."""
+
+    def __init__(self, task: Task, dtype: torch.dtype) -> None:
+        self.model = task.model(dtype)
+        self.blocks = [FlatBlock(block, task.ctx.rank, task.ctx.size) for block in self.model]
+        self.optimizer = optimizer_of([block.shard for block in self.blocks])
+        self.live_bytes = self.live_peak_bytes = self.gradient_peak_bytes = 0
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Put in place what the stage does during forward and backward."""
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Reduce-scatter after backward, update the shard, all-gather."""
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model(x), y)
+        self.live_bytes = self.unsharded_bytes()
+        self.backward(loss)
+        self.optimizer.step()
+        self.publish()
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Keep all gradients until the end, then reduce them."""
+        for block in self.blocks:
+            block.expect_gradients()
+        torch.autograd.backward(loss)
+        self.watch()
+        for block in reversed(self.blocks):
+            block.reduce()
+
+    def publish(self) -> None:
+        """Give everybody the updated parameters."""
+        for block in self.blocks:
+            block.gather()
+
+    def watch(self) -> None:
+        """Keep the most bytes that were ever held whole."""
+        whole = storage_bytes([block.grad for block in self.blocks if block.grad is not None])
+        self.gradient_peak_bytes = max(self.gradient_peak_bytes, whole)
+        self.live_peak_bytes = max(self.live_peak_bytes, self.unsharded_bytes())
+
+    def unsharded_bytes(self) -> int:
+        """Bytes of whole parameters now."""
+        return storage_bytes([block.full for block in self.blocks])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the model."""
+        output: torch.Tensor = self.model(x)
+        return output
+
+    def gradients(self) -> Named:
+        """Shards, by block."""
+        return {str(number): gradient_of(block.shard) for number, block in enumerate(self.blocks)}
+
+    def parameters(self) -> Named:
+        """Shards, by block. That the others' arrived shows in the output."""
+        return {str(number): block.shard for number, block in enumerate(self.blocks)}
+
+    def part(self, full: Named) -> Named:
+        """The same shards of full tensors."""
+        flats = [
+            torch.cat([full[f"{number}.{name}"].reshape(-1) for name in block.names])
+            for number, block in enumerate(self.blocks)
+        ]
+        return {str(number): self.blocks[number].cut(flat) for number, flat in enumerate(flats)}
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of parameters and reduced gradients on this rank."""
+        params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
+        kept = [block.grad for block in self.blocks if block.grad is not None]
+        grads = storage_bytes([*kept, *(gradient_of(block.shard) for block in self.blocks)])
+        return {"params": params, "grads": grads}
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Zero2(Zero1):
+    """Stage 2: gradients are sharded too; a block's whole gradients live until all of them are there."""
+
+    def prepare(self) -> None:
+        """Reduce a block as soon as its last gradient is accumulated."""
+        for block in self.blocks:
+            block.module.register_forward_hook(self._before_backward(block))
+            for weight in block.weights:
+                weight.register_post_accumulate_grad_hook(self._count(block))  # type: ignore[no-untyped-call]
+        self.missing = {id(block): 0 for block in self.blocks}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The hooks do the rest."""
+        torch.autograd.backward(loss)
+
+    def enter(self, block: FlatBlock) -> None:
+        """Backward is about to enter a block."""
+        block.expect_gradients()
+        self.missing[id(block)] = len(block.weights)
+
+    def leave(self, block: FlatBlock) -> None:
+        """All gradients of a block are there."""
+        self.watch()
+        block.reduce()
+
+    def _before_backward(self, block: FlatBlock) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+        def after_forward(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda _grad: self.enter(block))  # type: ignore[no-untyped-call]
+
+        return after_forward
+
+    def _count(self, block: FlatBlock) -> Callable[[torch.Tensor], None]:
+        def accumulated(_weight: torch.Tensor) -> None:
+            self.missing[id(block)] -= 1
+            if not self.missing[id(block)]:
+                self.leave(block)
+
+        return accumulated
+
+
+class Zero3(Zero2):
+    """Stage 3: parameters are sharded too, and whole only while their block computes."""
+
+    def prepare(self) -> None:
+        """Gather before a block's forward and again before its backward; free after each."""
+        for block in self.blocks:
+            block.shard = nn.Parameter(block.shard.detach().clone())
+            self._free(block)
+            block.module.register_forward_pre_hook(lambda _module, _inputs, block=block: self._fill(block))
+        super().prepare()
+        for block in self.blocks:
+            block.module.register_forward_hook(
+                lambda _module, _inputs, _output, block=block: self._free(block)
+            )
+        self.optimizer = optimizer_of([block.shard for block in self.blocks])
+
+    def enter(self, block: FlatBlock) -> None:
+        """The parameters are needed again."""
+        self._fill(block)
+        super().enter(block)
+
+    def leave(self, block: FlatBlock) -> None:
+        """The parameters are not needed any more."""
+        super().leave(block)
+        self._free(block)
+
+    def publish(self) -> None:
+        """The next forward gathers."""
+
+    def _fill(self, block: FlatBlock) -> None:
+        block.full.untyped_storage().resize_(block.full_bytes)
+        block.gather()
+        self.live_peak_bytes = max(self.live_peak_bytes, self.unsharded_bytes())
+
+    def _free(self, block: FlatBlock) -> None:
+        block.full.untyped_storage().resize_(0)

@@ -1,0 +1,165 @@
+"""Mixed precision as the ZeRO paper counts it: 2 Psi + 2 Psi + 12 Psi / w bytes for Psi parameters.
+
+Parameters and gradients are bf16 (2 bytes each); a rank updates fp32 masters with Adam (4 + 4 + 4 bytes) of
+its shard alone. Gradients are widened before they are reduced: a sum in bf16 would round w - 1 times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fixtures.ranks.study import memory, parity
+from suites.zero.evidence import storage_bytes
+from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
+from suites.zero.training import EXACT, TRAINING, Named, Task, Trace, gradient_of, loss_of, seen_by
+
+MASTER = torch.float32
+ADAM_RATE = 1e-3
+MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
+
+
+def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """Two states as large as the parameters."""
+    return torch.optim.Adam(parameters, lr=ADAM_RATE)
+
+
+class ReducedOnce(Protocol):
+    """What keeps this rank's part of the first step's gradients, as they were reduced."""
+
+    first: Named
+
+    def part(self, full: Named) -> Named:
+        """The same part of full tensors."""
+
+
+class MixedZero1(Zero1):
+    """Stage 1 on bf16 parameters, with fp32 masters of this rank's shards."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, TRAINING)
+        self.masters = [nn.Parameter(block.shard.detach().to(MASTER)) for block in self.blocks]
+        self.optimizer = adam_of(list(self.masters))
+        self.first: Named = {}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Widen the gradients, then reduce them onto the masters."""
+        for block in self.blocks:
+            block.expect_gradients()
+        torch.autograd.backward(loss)
+        self.watch()
+        for block, master in zip(reversed(self.blocks), reversed(self.masters), strict=True):
+            master.grad = torch.empty_like(master)
+            reduce_scatter(master.grad, _taken(block).to(MASTER))
+        self.first = self.first or {name: grad.clone() for name, grad in self.gradients().items()}
+
+    def publish(self) -> None:
+        """Round the masters into the shards, and give everybody the shards."""
+        with torch.no_grad():
+            for block, master in zip(self.blocks, self.masters, strict=True):
+                block.shard.copy_(master)
+        super().publish()
+
+    def gradients(self) -> Named:
+        """The masters', by block."""
+        return {str(number): gradient_of(master) for number, master in enumerate(self.masters)}
+
+    def rounding(self) -> list[dict[str, Any]]:
+        """Hold that the shards are the masters, rounded."""
+        pairs = zip(self.blocks, self.masters, strict=True)
+        return [
+            parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINING))
+            for number, (block, master) in enumerate(pairs)
+        ]
+
+    def held(self, elements: int, ranks: int) -> list[dict[str, Any]]:
+        """2 + 2 + 12 / w bytes per parameter, and 4 / w for the reduced gradients."""
+        params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
+        state = memory.optimizer_bytes(self.optimizer) + storage_bytes(list(self.masters))
+        reduced = storage_bytes(list(self.gradients().values()))
+        return [
+            memory.entry("params", params, 2 * elements),
+            memory.entry("grads", self.gradient_peak_bytes, 2 * elements),
+            memory.entry("optimizer", state, 12 * elements // ranks),
+            memory.entry("grads reduced", reduced, 4 * elements // ranks),
+        ]
+
+
+def _taken(block: FlatBlock) -> torch.Tensor:
+    """Take a block's whole gradients away from it."""
+    grad, block.grad = block.grad, None
+    for weight in block.weights:
+        weight.grad = None
+    if grad is None:
+        raise RuntimeError("gradients are reduced before there are any")
+    return grad
+
+
+def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) -> Trace:
+    """Train alone: in fp64, or with bf16 parameters, fp32 masters, and gradients rounded rank by rank."""
+    dtype, kept = (TRAINING, MASTER) if mixed else (EXACT, EXACT)
+    model = task.model(dtype)
+    masters = [nn.Parameter(weight.detach().to(kept)) for weight in model.parameters()]
+    optimizer, losses = make_optimizer(list(masters)), []
+    for number in range(task.steps):
+        x, y = task.batch(number, dtype)
+        losses.append(_accumulate(task, model, masters, (x, y)))
+        optimizer.step()
+        with torch.no_grad():
+            for weight, master in zip(model.parameters(), masters, strict=True):
+                weight.copy_(master)
+    names = [name for name, _ in model.named_parameters()]
+    grads = {name: gradient_of(master) for name, master in zip(names, masters, strict=True)}
+    return seen_by(task, model, losses, grads)
+
+
+def _accumulate(
+    task: Task, model: nn.Module, masters: list[nn.Parameter], batch: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Average every rank's gradients onto the masters; give every rank's loss."""
+    losses = []
+    for master in masters:
+        master.grad = torch.zeros_like(master)
+    for x, y in zip(*(torch.split(whole, task.rows) for whole in batch), strict=True):
+        model.zero_grad()
+        losses.append(loss_of(model(x), y))
+        torch.autograd.backward(losses[-1])
+        for weight, master in zip(model.parameters(), masters, strict=True):
+            gradient_of(master).add_(gradient_of(weight), alpha=1 / task.ctx.size)
+    return torch.stack(losses).detach()
+
+
+def reduction_entries(task: Task, engine: ReducedOnce) -> list[dict[str, Any]]:
+    """Compare the first step's reduced gradients with the fp64 mean of every rank's bf16 gradients.
+
+    All ranks start from the same weights, so this rank can write down what each of them adds. A mean of w
+    numbers g_i in fp32 is within w * 2^-24 * mean|g_i| (Higham, "Accuracy and Stability of Numerical
+    Algorithms", section 4.2); a sum in bf16 is off by some 2^-9.
+    """
+    total: dict[str, torch.Tensor] = {}
+    size: dict[str, torch.Tensor] = {}
+    for rank in range(task.ctx.size):
+        for name, grad in _gradients_of(task, rank).items():
+            total[name] = total.get(name, torch.zeros_like(grad)) + grad / task.ctx.size
+            size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / task.ctx.size
+    right, bound = engine.part(total), engine.part(size)
+    entries = []
+    for name, grad in engine.first.items():
+        scale = float(bound[name].max()) / float(right[name].abs().max())
+        tolerance = (task.ctx.size + 1) * math.ldexp(scale, -EPSILON_BITS)
+        entries.append(parity.entry(f"grad:{name} reduced in fp32", grad, right[name], tolerance))
+    return entries
+
+
+def _gradients_of(task: Task, rank: int) -> dict[str, torch.Tensor]:
+    """What a rank's rows of the first batch give in bf16."""
+    model = task.model(TRAINING)
+    rows = slice(rank * task.rows, (rank + 1) * task.rows)
+    x, y = (whole[rows] for whole in task.batch(0, TRAINING))
+    torch.autograd.backward(loss_of(model(x), y))
+    return {name: gradient_of(weight).to(EXACT) for name, weight in model.named_parameters()}

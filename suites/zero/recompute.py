@@ -1,0 +1,41 @@
+"""Activation checkpointing: a block keeps its input alone and computes the rest again during backward.
+
+Of n rows of d features, a block of the stack saves its input (n d), both halves of the gate (2 n d each), the
+silu of one (2 n d) and their product (2 n d): 9 n d elements. With recomputation it saves n d. The loss
+saves n d (Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as checkpointing
+
+from fixtures.ranks.study import memory
+from suites.zero.training import EXACT, Task, loss_of
+from suites.zero.wrapped import Replicated
+
+SAVED_BY_BLOCK = 9
+
+
+class Recomputed(Replicated):
+    """DDP around a stack whose blocks are checkpointed."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int) -> None:
+        super().__init__(task, dtype, bucket_bytes)
+        for block in self.model:
+            block.forward = functools.partial(checkpointing.checkpoint, block.forward, use_reentrant=False)
+
+
+def activations(task: Task, engine: Replicated, per_block: int, variant: str) -> dict[str, Any]:
+    """Compare what one forward saves for backward with the closed form; the parameters do not count."""
+    x, y = (own.clone() for own in task.share(0, EXACT))  # without the storage of the other ranks' rows
+
+    def forward() -> torch.Tensor:
+        return loss_of(engine.model(x), y)
+
+    found = memory.saved_activation_bytes(forward, engine.model.parameters())
+    expected = (per_block * task.layers + 1) * task.rows * task.columns * EXACT.itemsize
+    return memory.entry(f"activations ({variant})", found, expected)

@@ -1,0 +1,177 @@
+"""Data parallelism as torch ships it: DistributedDataParallel, ZeroRedundancyOptimizer, fully_shard."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fixtures.ranks.groups import lasting
+from fixtures.ranks.steps import Context
+from suites.zero.evidence import storage_bytes
+from suites.zero.training import (
+    LEARNING_RATE,
+    MOMENTUM,
+    Named,
+    Task,
+    gradient_of,
+    loss_of,
+    optimizer_of,
+)
+
+with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+_MEBI = 1 << 20
+
+
+class Replicated:
+    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
+        self.model = task.model(dtype)
+        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=bucket_bytes / _MEBI)
+        self.micro_batches = micro_batches
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Every rank updates everything."""
+        return optimizer_of(list(self.model.parameters()))
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Exchange gradients with the last micro-batch alone, then update."""
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), dtype=torch.float64, device=x.device)  # a sum in bf16 would round each time
+        pieces = list(zip(x.chunk(self.micro_batches), y.chunk(self.micro_batches), strict=True))
+        for number, piece in enumerate(pieces, 1):
+            with self.synchronised(number == len(pieces)):
+                loss += self.accumulate(*piece)
+        self.optimizer.step()
+        return loss
+
+    def synchronised(self, last: bool) -> AbstractContextManager[object]:
+        """Hold back the exchange until the last micro-batch."""
+        return nullcontext() if last else self.wrapped.no_sync()
+
+    def accumulate(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one micro-batch."""
+        loss = loss_of(self.wrapped(x), y) / self.micro_batches
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the model, without DDP around it."""
+        output: torch.Tensor = self.model(x)
+        return output
+
+    def gradients(self) -> Named:
+        """All of them."""
+        return {name: gradient_of(weight) for name, weight in self.model.named_parameters()}
+
+    def parameters(self) -> Named:
+        """All of them."""
+        return dict(self.model.named_parameters())
+
+    def part(self, full: Named) -> Named:
+        """Everything."""
+        return full
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class ShardedOptimizer(Replicated):
+    """DDP whose optimizer keeps the states of its own parameters and broadcasts them when updated."""
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Each parameter belongs to one rank."""
+        return ZeroRedundancyOptimizer(
+            self.model.parameters(),
+            optimizer_class=torch.optim.SGD,
+            parameters_as_bucket_view=True,
+            lr=LEARNING_RATE,
+            momentum=MOMENTUM,
+        )
+
+
+class FullySharded:
+    """fully_shard around each block and the whole; parameters are cut along their first dimension."""
+
+    def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
+        self.model = task.model(dtype)
+        self.mesh = mesh
+        for module in (*self.model, self.model):
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
+        self.optimizer = optimizer_of(list(self.model.parameters()))
+        self.live_bytes = 0
+
+    def policy(self) -> MixedPrecisionPolicy:
+        """Nothing is cast."""
+        return MixedPrecisionPolicy()
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Gathering and reducing is fully_shard's own business."""
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model(x), y)
+        self.live_bytes = self.unsharded_bytes()
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+        return loss
+
+    def unsharded_bytes(self) -> int:
+        """Bytes of the parameters that stand there whole now."""
+        return storage_bytes([p for p in self.model.parameters() if not isinstance(p, DTensor)])
+
+    def reshard(self) -> None:
+        """Let go of what a forward without a backward left whole."""
+        for block in self.model:
+            if isinstance(block, FSDPModule):
+                block.reshard()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the model."""
+        output: torch.Tensor = self.model(x)
+        return output
+
+    def gradients(self) -> Named:
+        """Local shards."""
+        return {name: local(gradient_of(weight)) for name, weight in self.model.named_parameters()}
+
+    def parameters(self) -> Named:
+        """Local shards."""
+        return {name: local(weight) for name, weight in self.model.named_parameters()}
+
+    def part(self, full: Named) -> Named:
+        """The same shards of full tensors: those along the mesh's last dimension."""
+        shards, own = self.mesh.size(-1), self.mesh.get_local_rank(-1)
+        return {name: tensor.chunk(shards)[own] for name, tensor in full.items()}
+
+    def close(self) -> None:
+        """The mesh belongs to whoever made it."""
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a tensor."""
+    if not isinstance(tensor, DTensor):
+        raise TypeError(f"a tensor of shape {list(tensor.shape)} was to be sharded and is whole")
+    return tensor.to_local()
+
+
+def on_mesh(
+    ctx: Context, shape: tuple[int, ...], work: Callable[[DeviceMesh], dict[str, Any]]
+) -> dict[str, Any]:
+    """Lay the ranks out in rows and do the work; the mesh's groups last as long as it goes well."""
+    ranks = torch.arange(ctx.size).view(shape)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = DeviceMesh(ctx.device.type, ranks, mesh_dim_names=names)
+    groups = [mesh.get_group(number) for number in range(len(shape))]
+    with lasting(groups):
+        return work(mesh)

@@ -1,0 +1,228 @@
+"""Counters from a fake sysfs tree, logs in tmp_path, and one real exchange over loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suites.collectives import transport
+
+PAYLOAD = 1_000_000
+INFINIBAND = (Path(__file__).parent / "data/nccl/2.2x_infiniband_cumem.log").read_text()
+VERBS = (Path(__file__).parent / "data/nccl/2.2x_verbs_without_ports.log").read_text()
+
+
+def port(sysfs: Path, name: str, **files: object) -> None:
+    for path, content in files.items():
+        file = sysfs / "class/infiniband" / name / path.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+
+
+def written(tmp_path: Path, text: str) -> str:
+    (tmp_path / "nccl.log").write_text(text)
+    return str(tmp_path / "nccl.log")
+
+
+def nccl(log_path: str | None, moved: dict[str, int], **more: Any) -> dict[str, Any]:
+    return transport.describe(
+        "nccl", dict.fromkeys(moved, 5), {k: v + 5 for k, v in moved.items()}, PAYLOAD, log_path, **more
+    )
+
+
+def gloo(moved: dict[str, int], nodes: int | None) -> dict[str, Any]:
+    return transport.describe("gloo", dict.fromkeys(moved, 0), moved, PAYLOAD, nodes=nodes)
+
+
+def test_counters_of_all_families_are_bytes(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100)
+    port(tmp_path, "rdmap86s0/ports/1", counters__port_xmit_data=7, hw_counters__tx_bytes=4000)
+    port(tmp_path, "broken/ports/1", counters__port_xmit_data="N/A (no PMA)")
+    eth0 = tmp_path / "class/net/eth0/statistics"
+    eth0.mkdir(parents=True)
+    (eth0 / "tx_bytes").write_text("12345\n")
+    assert transport.read_counters(str(tmp_path)) == {
+        "ib:mlx5_0/1": 400,
+        "efa:rdmap86s0/1": 4000,
+        "net:eth0": 12345,
+    }
+
+
+def test_a_node_without_sysfs_has_no_counters(tmp_path: Path) -> None:
+    assert transport.read_counters(str(tmp_path)) == {}
+
+
+def test_a_real_exchange_over_loopback_is_proved_by_the_counters() -> None:
+    before = transport.read_counters()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
+        far, _ = server.accept()
+        with far:
+            for _ in range(16):
+                near.sendall(bytes(65536))
+                assert len(far.recv(65536, socket.MSG_WAITALL)) == 65536
+    found = transport.describe("gloo", before, transport.read_counters(), 1 << 20, nodes=1)
+    assert (found["inside"], found["network"], found["agrees"]) == ("sockets", "none", True)
+    assert found["counters"]["net:lo"] >= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("moved", "nodes", "inside", "network", "agrees"),
+    [
+        ({"net:eth0": PAYLOAD}, 2, "none", "sockets", True),
+        ({"net:eth0": PAYLOAD, "net:lo": PAYLOAD}, 2, "sockets", "sockets", True),
+        ({"net:lo": PAYLOAD}, 2, "sockets", "unknown", False),
+        ({"net:lo": PAYLOAD}, 1, "sockets", "none", True),
+        ({"net:lo": PAYLOAD // 10}, 1, "unknown", "none", None),
+        ({"net:eth0": PAYLOAD}, 1, "unknown", "none", False),
+        ({}, 2, "none", "unknown", None),
+        ({"net:lo": PAYLOAD}, None, "sockets", "none", True),
+        ({"net:eth0": PAYLOAD}, None, "none", "sockets", True),
+        ({}, None, "none", "unknown", None),
+        ({"ib:mlx5_0/1": PAYLOAD}, 2, "none", "unknown", None),
+    ],
+)
+def test_gloo_is_believed_only_where_the_counters_show_it(
+    moved: dict[str, int], nodes: int | None, inside: str, network: str, agrees: bool | None
+) -> None:
+    found = gloo(moved, nodes)
+    assert (found["inside"], found["network"], found["agrees"]) == (inside, network, agrees)
+    assert bool(found["why"]) == (agrees is not True)
+
+
+@pytest.mark.parametrize(
+    ("moved", "agrees"),
+    [
+        ({"ib:mlx5_0/1": PAYLOAD // 2, "ib:mlx5_2/1": PAYLOAD // 2}, True),
+        ({"net:eth0": PAYLOAD}, False),
+        ({"net:lo": PAYLOAD}, None),
+        ({"ib:mlx5_0/1": 10, "net:eth0": 900}, None),
+        ({}, None),
+    ],
+)
+def test_the_log_is_cross_checked_with_the_ports(
+    tmp_path: Path, moved: dict[str, int], agrees: bool | None
+) -> None:
+    found = nccl(written(tmp_path, INFINIBAND), moved)
+    assert (found["network"], found["agrees"]) == ("infiniband", agrees)
+    assert found["counters"] == moved
+
+
+@pytest.mark.parametrize(
+    ("plugin", "moved", "agrees"),
+    [
+        ("GPUDirectTCPX_v7", {"net:eth1": PAYLOAD}, True),
+        ("GPUDirectTCPX_v7", {"ib:mlx5_0/1": PAYLOAD}, False),
+        ("FasTrak", {"net:eth0": 900}, None),  # what it sends is in no counter
+    ],
+)
+def test_of_googles_plugins_one_is_seen_by_the_counters(
+    tmp_path: Path, plugin: str, moved: dict[str, int], agrees: bool | None
+) -> None:
+    log = f"h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/{plugin}/0\n"
+    assert nccl(written(tmp_path, log), moved)["agrees"] is agrees
+
+
+def test_a_counter_that_fell_or_appeared_moved_nothing(tmp_path: Path) -> None:
+    log = written(tmp_path, INFINIBAND)
+    found = transport.describe("nccl", {"ib:a/1": 9}, {"ib:a/1": 1, "ib:b/1": PAYLOAD}, PAYLOAD, log)
+    assert (found["counters"], found["agrees"]) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("layers", "network"),
+    [
+        (["InfiniBand", "InfiniBand"], "infiniband"),
+        (["Ethernet"], "roce"),
+        (["InfiniBand", "Ethernet"], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_verbs_are_settled_by_the_link_layer_of_the_ports(
+    tmp_path: Path, layers: list[str], network: str
+) -> None:
+    for number, layer in enumerate(layers):
+        port(tmp_path, f"mlx5_{number}/ports/1", link_layer=layer)
+    found = nccl(written(tmp_path, VERBS), {}, sysfs=str(tmp_path))
+    assert found["network"] == network
+    assert bool(found["why"]) == (network == "unknown")
+
+
+def test_a_world_inside_a_node_must_not_move_its_payload_over_a_fabric(tmp_path: Path) -> None:
+    log = written(tmp_path, "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")
+    assert nccl(log, {"net:eth0": 4000}, nodes=1)["agrees"] is True
+    assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=1)["agrees"] is False
+    assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=2)["agrees"] is None
+
+
+def test_without_a_log_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = nccl(str(tmp_path / "none.log"), {"ib:mlx5_0/1": PAYLOAD})
+    assert (missing["inside"], missing["network"], missing["agrees"]) == ("unknown", "unknown", None)
+    assert "cannot be read" in missing["why"][0]
+    monkeypatch.delenv("NCCL_DEBUG_FILE", raising=False)
+    assert "NCCL_DEBUG_FILE is not set" in nccl(None, {})["why"][0]
+
+
+def test_the_log_is_found_as_nccl_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{socket.gethostname().split('.')[0]}.{os.getpid()}.log"
+    (tmp_path / name).write_text(INFINIBAND)
+    monkeypatch.setenv("NCCL_DEBUG_FILE", f"{tmp_path}/%h.%p.log")
+    assert nccl(None, {})["network"] == "infiniband"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/a/%h.%p", "/a/gpu01.42"),
+        ("/%%h/%p%p", "/%h/4242"),
+        ("/100%", "/100%"),
+        ("/%x/%%", "/%x/%"),
+        ("plain", "plain"),
+    ],
+)
+def test_patterns_expand_as_in_nccl(pattern: str, path: str) -> None:
+    assert transport.expand(pattern, "gpu01.cluster.example", 42) == path
+
+
+@given(st.text())
+def test_any_pattern_expands(pattern: str) -> None:
+    assert isinstance(transport.expand(pattern, "h", 1), str)
+
+
+def test_late_counters_are_waited_for_and_others_are_not_taken_for_them(tmp_path: Path) -> None:
+    eth0 = tmp_path / "class/net/eth0/statistics"
+    eth0.mkdir(parents=True)
+    (eth0 / "tx_bytes").write_text("0\n")
+    port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=0)
+    before = transport.read_counters(str(tmp_path))
+    (eth0 / "tx_bytes").write_text(f"{9 * PAYLOAD}\n")
+    publish = threading.Timer(
+        0.1, lambda: port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=PAYLOAD // 4)
+    )
+    publish.start()
+    found = transport.settled_counters(before, PAYLOAD, str(tmp_path), deadline_s=10)
+    publish.join()
+    assert found == {"ib:mlx5_0/1": PAYLOAD, "net:eth0": 9 * PAYLOAD}
+    late = transport.settled_counters(found, PAYLOAD, str(tmp_path), deadline_s=0.05)
+    assert late == found
+
+
+def test_of_a_long_log_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MOST_LOG_BYTES", 4096)
+    monkeypatch.setattr(transport, "LOG_HEAD_BYTES", 1024)
+    ports = "h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB eth0:10.0.0.1<0>\n"
+    start = "h:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 16 cudaDev 0 - Init START\n"
+    used = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n"
+    old = start + used.replace("IB/0/GDRDMA", "Socket/0")
+    log = ports + old + "filling\n" * 1000 + start + used
+    found = nccl(written(tmp_path, log), {"ib:mlx5_0/1": PAYLOAD}, ranks=16, nodes=2)
+    assert (found["network"], found["agrees"], found["why"]) == ("infiniband", True, [])

@@ -1,0 +1,4 @@
+"""A hardware file from the journals of healthy runs.
+
+Reads `reports.journal`; writes TOML.
+"""

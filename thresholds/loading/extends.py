@@ -1,0 +1,230 @@
+"""A hardware file and the files that it extends as one: what stands nearer goes before what is extended."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from thresholds.loading.faults import Fault
+from thresholds.loading.lines import Lines
+from thresholds.loading.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
+
+LARGEST_BYTES = 1 << 20
+HERE = Path(__file__).parent
+TABLE_NAMES = (*TABLES, *LOOSE)
+INHERITED = ("inside", "shared")  # of [hardware]; the rest of it says what the one file is
+
+
+class Unreadable(Exception):
+    """A file cannot be read at all; the text says why."""
+
+
+def shipped() -> dict[str, Path]:
+    """The hardware files that come with the suite, by name: whole ones, and parts that others extend."""
+    return {path.stem: path for path in sorted(HERE.glob("*.toml"))}
+
+
+def unknown_name(name: str) -> str:
+    """Say that no shipped file has this name, and which is near."""
+    known = shipped()
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return f"no hardware file of that name; {hint}. A file of your own is named by its path"
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file, and no more of them than show that it is too large."""
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a directory" if path.is_dir() else "not a regular file"
+            raise Unreadable(f"cannot be read: it is {kind}")
+        with path.open("rb") as file:
+            return file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file as it stands. Without `raw` it could not be read as TOML."""
+
+    path: Path
+    raw: Raw | None
+    lines: Lines
+    sha256: str
+
+    def fault(self, text: str, *keys: str | int) -> Fault:
+        """What is wrong at a key (or table) of this file."""
+        return Fault(str(self.path), self.lines.of(*keys), text)
+
+    def table(self, name: str) -> Raw:
+        """One table of it; empty when it has none."""
+        found = self.raw.get(name) if self.raw else None
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def extends(self) -> str | None:
+        """The word by which it names the file that it extends."""
+        word = self.table("hardware").get("extends")
+        return word if isinstance(word, str) and word else None
+
+    def parent(self) -> Path:
+        """Where the file lies that it extends: a shipped name, or a path beside this file."""
+        word = self.extends or ""
+        if "/" in word or word.endswith(".toml"):
+            return self.path.parent / word
+        if word not in shipped():
+            raise Unreadable(unknown_name(word))
+        return shipped()[word]
+
+
+def document(data: bytes, path: Path) -> tuple[Document, list[Fault]]:
+    """Read one file as TOML; its faults when it is none."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        text = _text(data)
+        raw = _toml(text)
+    except _NotTomlError as error:
+        return Document(path, None, Lines(""), sha256), [Fault(str(path), error.line, str(error))]
+    found = Document(path, raw, Lines(text), sha256)
+    return found, list(_shape(found))
+
+
+class _NotTomlError(Exception):
+    """Why the bytes are no TOML, and the line at which that shows."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def _text(data: bytes) -> str:
+    if len(data) > LARGEST_BYTES:
+        raise _NotTomlError(f"a hardware file has at most {LARGEST_BYTES} bytes, and this one has more")
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _NotTomlError("this is not UTF-8 text; save the file as UTF-8", line) from error
+
+
+def _toml(text: str) -> Raw:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r" \(at line ([0-9]+), column ([0-9]+)\)$", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise _NotTomlError(f"not TOML: {error}", line) from error
+    except (RecursionError, ValueError) as error:
+        raise _NotTomlError(f"not TOML that can be read: {error}") from error
+
+
+def _shape(found: Document) -> Iterator[Fault]:
+    """Sections that are not known, tables that are no tables, rows that are no rows."""
+    for name, value in (found.raw or {}).items():
+        if name not in SECTIONS:
+            yield found.fault(f"unknown section [{name}]{near(name, SECTIONS)}", name)
+        elif name in ROWS and not isinstance(value, list):
+            yield found.fault(f"{name} must be rows; write [[{name}]] with two brackets", name)
+        elif name not in ROWS and not isinstance(value, dict):
+            yield found.fault(f"{name} must be a table", name)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the nearest, or all of them."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else f"; known are: {', '.join(known)}"
+
+
+class Family:
+    """The documents of one hardware file, itself first. `whole`: all that it extends could be read."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        first, faults = document(data, path)
+        self.documents = [first]
+        self.faults: list[Fault] = faults
+        self.whole = self._gather() and all(one.raw is not None for one in self.documents)
+        self._rows = {kind: list(self._rows_of(kind)) for kind in ROWS}
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the file; of all of them, when it extends others."""
+        digests = [one.sha256 for one in self.documents]
+        if len(digests) == 1:
+            return digests[0]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    def table(self, name: str) -> Raw:
+        """One table, merged key by key."""
+        keys = [(key, value) for one in reversed(self.documents) for key, value in one.table(name).items()]
+        if name != "hardware":
+            return dict(keys)
+        own = self.documents[0].table(name)
+        return {**{key: value for key, value in keys if key in INHERITED}, **own}
+
+    def has(self, name: str) -> bool:
+        """Whether the file, or one that it extends, has this table."""
+        return any(isinstance((one.raw or {}).get(name), dict) for one in self.documents)
+
+    def rows(self, kind: str) -> list[object]:
+        """All rows of a kind, those that stand nearer first."""
+        return [(one.raw or {})[kind][index] for one, index in self._rows[kind]]
+
+    def place(self, *keys: str | int) -> tuple[Document, tuple[str | int, ...]]:
+        """The document in which a key (or row, counted over all documents) stands, and its keys there."""
+        if keys and keys[0] in ROWS and len(keys) > 1:
+            one, index = self._rows[str(keys[0])][int(keys[1])]
+            return one, (keys[0], index, *keys[2:])
+        own = keys[:1] == ("hardware",) and keys[1:2] not in [(name,) for name in INHERITED]
+        for length in (2, 1):
+            for one in self.documents[:1] if own else self.documents:
+                if len(keys) >= length and _has(one, keys[:length]):
+                    return one, keys
+        return self.documents[0], keys
+
+    def distance(self, one: Document) -> int:
+        """How many files lie between a document and the one that was asked for."""
+        return self.documents.index(one)
+
+    def _rows_of(self, kind: str) -> Iterator[tuple[Document, int]]:
+        for one in self.documents:
+            found = (one.raw or {}).get(kind)
+            if isinstance(found, list):
+                yield from ((one, index) for index in range(len(found)))
+
+    def _gather(self) -> bool:
+        while (child := self.documents[-1]).extends:
+            try:
+                path = child.parent()
+                if _same(path, self.documents):
+                    raise Unreadable("the files extend each other in a circle")
+                parent, faults = document(contents(path), path)
+            except Unreadable as error:
+                text = f"extends = {child.extends!r}: {error}"
+                self.faults.append(child.fault(text, "hardware", "extends"))
+                return False
+            self.documents.append(parent)
+            self.faults += faults
+        return True
+
+
+def _has(one: Document, keys: tuple[str | int, ...]) -> bool:
+    table: object = one.raw
+    for key in keys:
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = table[key]
+    return True
+
+
+def _same(path: Path, documents: Iterable[Document]) -> bool:
+    try:
+        return path.resolve() in [one.path.resolve() for one in documents]
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, or no path at all
+        raise Unreadable(f"cannot be read: {error}") from error

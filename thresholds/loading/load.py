@@ -1,0 +1,209 @@
+"""From a TOML file to a `Hardware`, or to all of its faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from thresholds.hardware import Experts, Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
+from thresholds.loading import rules
+from thresholds.loading.extends import Unreadable, contents, shipped, unknown_name
+from thresholds.loading.faults import Fault, HardwareFileError
+from thresholds.loading.parse import Placed, Sections
+from thresholds.loading.schema import (
+    ExpectSection,
+    ExpertsSection,
+    GapSection,
+    HardwareSection,
+    LayerSection,
+    LimitSection,
+    LineRateSection,
+    PeersSection,
+    RowSection,
+    Section,
+    SweepSection,
+)
+from thresholds.peers import Rules
+from thresholds.units import INSIDE_LINKS
+
+__all__ = ["load", "load_whole", "read", "resolve", "shipped"]
+
+_NO_SWEEP = SweepSection.model_construct(bandwidth=[], plateau=[], latency=[])
+
+
+def resolve(name_or_path: str) -> Path:
+    """The file meant by `--hardware`: a shipped name, or a path (with a slash, or ending in .toml)."""
+    known = shipped()
+    if name_or_path in known:
+        return known[name_or_path]
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        return Path(name_or_path)
+    raise HardwareFileError([Fault(name_or_path, 1, unknown_name(name_or_path))])
+
+
+def load(path: Path | str) -> Hardware:
+    """Read and check one hardware file; raises `HardwareFileError` with every fault of it."""
+    path = Path(path)
+    try:
+        data = contents(path)
+    except Unreadable as error:
+        raise HardwareFileError([Fault(str(path), 1, str(error))]) from error
+    return read(data, path)
+
+
+def load_whole(path: Path | str) -> Hardware:
+    """The same for a file that is to judge nodes, which a part of files cannot."""
+    hardware = load(path)
+    if hardware.part:
+        text = "this is only a part of hardware files; name a file that extends it"
+        raise HardwareFileError([Fault(str(path), 1, text)])
+    return hardware
+
+
+def read(data: bytes, path: Path) -> Hardware:
+    """The same for bytes that are at hand; what it extends is read from where `path` says that it lies."""
+    sections = Sections(path, data)
+    placed = [*_rows(sections)]
+    _check_tables(sections)
+    hardware = _hardware(sections, tuple(row for row, _ in placed))
+    if hardware is not None and sections.family.whole:
+        _check_rows(sections, placed, hardware)
+    _check_overlaps(sections, placed)
+    if sections.faults or hardware is None:
+        raise HardwareFileError(sections.faults)
+    return hardware
+
+
+def _rows(sections: Sections) -> Iterator[tuple[Row, Placed]]:
+    for placed in sections.rows:
+        section = placed.section
+        for text in rules.limit_kind(section) if isinstance(section, LimitSection) else ():
+            sections.fault(text, placed.kind, placed.index)
+        row = _row(section, sections.where(placed.kind, placed.index))
+        if row is not None and not _void(row, placed, sections):
+            yield row, placed
+
+
+def _void(row: Row, placed: Placed, sections: Sections) -> bool:
+    """Whether a nearer file declares absent what a row of a farther one is about."""
+    for name in ("path", "collective"):
+        words = row.selectors[name].samples() if name in row.selectors else ()
+        if words and all(
+            word in (sections.loose.absent or {}) and sections.declared("absent", str(word)) < placed.distance
+            for word in words
+        ):
+            return True
+    return False
+
+
+def _row(section: RowSection, where: str) -> Row | None:
+    metrics, selectors = tuple(section.metric), section.selectors()
+    if isinstance(section, GapSection):
+        return Gap(metrics, selectors, section.reason, where)
+    if not isinstance(section, LimitSection):
+        return None
+    kinds: tuple[LimitKind, ...] = ("min", "max", "min_of_bound")
+    given = [(kind, getattr(section, kind)) for kind in kinds if getattr(section, kind) is not None]
+    if not given:
+        return None
+    kind, value = given[0]
+    about = (section.source, section.date, section.derived, section.min_samples, where)
+    return Limit(metrics, selectors, kind, value, *about)
+
+
+def _check_tables(sections: Sections) -> None:
+    about, rates = sections.tables.get("hardware"), sections.tables.get("line_rate")
+    expect = sections.tables.get("expect", ExpectSection())
+    inside = about.inside if isinstance(about, HardwareSection) else None
+    if isinstance(about, HardwareSection) and not (inside or about.part) and sections.family.whole:
+        sections.fault("hardware.inside is missing; write it", "hardware")
+    if isinstance(rates, LineRateSection) and isinstance(expect, ExpectSection):
+        for text in rules.line_rates(None if sections.part else inside, rates, expect):
+            sections.fault(text, "line_rate")
+
+
+def _check_rows(sections: Sections, found: list[tuple[Row, Placed]], hardware: Hardware) -> None:
+    for text in rules.plateau(hardware):
+        sections.fault(text, "sweep", "plateau")
+    for row, placed in found:
+        here = f" (in {hardware.name}, which extends this)" if placed.distance else ""
+        for text in (*rules.reachable(row, hardware), *rules.physics(row, hardware)):
+            sections.fault(text + here, placed.kind, placed.index)
+
+
+def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None:
+    """A clash with an inherited row is a fault of the file that inherits it."""
+    for at, other, shared in rules.overlaps(tuple(row for row, _ in found)):
+        near, far = sorted((found[at], found[other]), key=lambda one: one[1].distance)
+        inherits = near[1].distance < far[1].distance
+        (_, place), (clash, _) = (near, far) if inherits else (found[other], found[at])
+        what = f"{', '.join(shared)}: {clash.where} matches the same cases; "
+        how = "replace it by a row with the same selectors, or keep the two apart"
+        sections.fault(what + (how if inherits else "keep the two apart"), place.kind, place.index)
+
+
+def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
+    about, rates, sweep = (sections.tables.get(name) for name in ("hardware", "line_rate", "sweep"))
+    if isinstance(about, HardwareSection) and about.part:
+        rates, sweep = rates or LineRateSection(), sweep or _NO_SWEEP
+    expect = sections.tables.get("expect", ExpectSection())
+    if not (isinstance(about, HardwareSection) and isinstance(rates, LineRateSection)):
+        return None
+    if not isinstance(sweep, SweepSection) or not (about.inside or about.part):
+        return None
+    first, *others = sections.family.documents
+    return Hardware(
+        name=about.name,
+        about=about.about,
+        inside=about.inside or "",
+        judges=about.judges or "",
+        shared=about.shared or "",
+        one_machine=about.one_machine or "",
+        auto=about.auto,
+        part=about.part,
+        judges_with=tuple(about.judges_with),
+        extends=tuple(one.path for one in others),
+        match=sections.loose.match or {},
+        expect=expect.model_dump(exclude_none=True),
+        env=sections.loose.env or {},
+        absent=sections.loose.absent or {},
+        line_rate=_line_rate(about.inside or "", rates),
+        sweep=_sweep(sweep),
+        limits=tuple(row for row in rows if isinstance(row, Limit)),
+        gaps=tuple(row for row in rows if isinstance(row, Gap)),
+        experts=_experts(sections.tables.get("experts")),
+        peers=_peers(sections.tables.get("peers")),
+        path=first.path,
+        sha256=sections.family.sha256,
+    )
+
+
+def _sweep(section: SweepSection) -> Sweep:
+    sizes = tuple(section.bandwidth), tuple(section.plateau), tuple(section.latency)
+    return Sweep(*sizes, section.iterations, section.tail_iterations or section.iterations)
+
+
+def _peers(section: Section | None) -> Rules | None:
+    if not isinstance(section, PeersSection):
+        return None
+    alone = tuple(section.without_limit or ())
+    return Rules(section.margin, section.margins, section.least, alone, section.source)
+
+
+def _experts(section: Section | None) -> Experts | None:
+    if not isinstance(section, ExpertsSection):
+        return None
+
+    def layer(one: LayerSection) -> tuple[int, int, int]:
+        return one.tokens, one.hidden, one.top_k
+
+    return Experts(layer(section.normal), layer(section.low_latency), tuple(section.m2n), section.source)
+
+
+def _line_rate(inside: str, section: LineRateSection) -> LineRate:
+    given = section.model_dump(exclude_none=True, include={*INSIDE_LINKS, "network"})
+    links = {link: None if rate == "measured" else rate for link, rate in given.items()}
+    if section.network_per_node is not None:
+        links["network"] = section.network_per_node
+    per_node = section.network_per_node is not None
+    return LineRate(inside, links, per_node, section.network_burst, section.nvls, section.sharp)

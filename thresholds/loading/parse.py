@@ -1,0 +1,170 @@
+"""A hardware file as checked sections: what can be used of it, and a fault for everything that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from thresholds.loading.extends import Family, near
+from thresholds.loading.faults import Fault
+from thresholds.loading.schema import (
+    LOOSE,
+    REQUIRED,
+    ROWS,
+    TABLES,
+    HardwareSection,
+    Loose,
+    RowSection,
+    Section,
+)
+from thresholds.selectors import Selector
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_PLAIN = {
+    "missing": "is missing; write it",
+    "date_type": "must be a date without quotes and without a time: 2026-05-01",
+    "finite_number": "must be a finite number",
+}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One row that passed on its own: a [[limit]] or [[gap]], and the how manyth over all files."""
+
+    kind: str
+    index: int
+    section: RowSection
+    distance: int  # how many files lie between the file and the one in which the row stands
+
+
+class Sections:
+    """The sections of one file, and of what it extends, that passed; and the faults of those that did not."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        self.family = Family(data, path)
+        self.faults: list[Fault] = list(self.family.faults)
+        self.tables: dict[str, Section] = {}
+        self.rows: list[Placed] = []
+        self.loose = Loose()
+        if self.family.documents[0].raw is None:
+            return
+        for name in TABLES:
+            if self.family.has(name):
+                self._table(name)
+        self._required()
+        self._loose()
+        self.rows = _in_force([row for kind in ROWS for row in self._rows(kind)])
+
+    @property
+    def part(self) -> bool:
+        """Whether the file is only there to be extended."""
+        about = self.tables.get("hardware")
+        return isinstance(about, HardwareSection) and about.part
+
+    def fault(self, text: str, *path: str | int) -> None:
+        """Note what is wrong at a key (or table), in the file in which it stands."""
+        document, keys = self.family.place(*path)
+        self.faults.append(document.fault(text, *keys))
+
+    def where(self, kind: str, index: int) -> str:
+        """The file and line of a row."""
+        document, keys = self.family.place(kind, index)
+        return f"{document.path.name}:{document.lines.of(*keys)}"
+
+    def declared(self, name: str, key: str) -> int:
+        """How far away the file stands that has this key of a table."""
+        return self.family.distance(self.family.place(name, key)[0])
+
+    def _required(self) -> None:
+        """What must be there; of a file whose parent could not be read, nobody knows."""
+        for name in ("hardware",) if self.part else REQUIRED:
+            if self.family.whole and not self.family.has(name):
+                self.fault(f"section [{name}] is missing; write it")
+
+    def _table(self, name: str) -> None:
+        table = self._valid(TABLES[name], self.family.table(name), name)
+        if table is not None:
+            self.tables[name] = table
+
+    def _loose(self) -> None:
+        found = {name: self.family.table(name) for name in LOOSE if self.family.has(name)}
+        parts = [self._valid(Loose, {name: table}) for name, table in found.items()]
+        given = {name: getattr(part, name) for part in parts if part for name in part.model_fields_set}
+        self.loose = Loose.model_construct(**given)
+
+    def _rows(self, kind: str) -> Iterator[Placed]:
+        for index, raw in enumerate(self.family.rows(kind)):
+            row = self._valid(ROWS[kind], raw, kind, index)
+            if row is not None:
+                yield Placed(kind, index, row, self.family.distance(self.family.place(kind, index)[0]))
+
+    def _valid(self, model: type[_Model], raw: object, *path: str | int) -> _Model | None:
+        try:
+            return model.model_validate(raw)
+        except ValidationError as error:
+            for found in error.errors(include_url=False, include_context=False):
+                keys = (*path, *(key for key in found["loc"] if key != "[key]"))
+                self._note(model, found["type"], found["msg"], keys)
+            return None
+
+    def _note(self, model: type[BaseModel], kind: str, message: str, keys: tuple[str | int, ...]) -> None:
+        unknown = kind == "missing" and keys[0] in TABLES and keys[0] != "hardware" and not self.family.whole
+        if not unknown:  # it may stand in the file that could not be read
+            self.fault(_sentence(model, kind, message, keys), *keys)
+
+
+def _in_force(rows: list[Placed]) -> list[Placed]:
+    """The rows that hold: one with the same metric and selectors in a nearer file replaces a farther one."""
+    nearest: dict[tuple[object, ...], int] = {}
+    for row in rows:
+        for key in _keys(row):
+            nearest[key] = min(row.distance, nearest.get(key, row.distance))
+    held = []
+    for row in rows:
+        kept = [
+            name
+            for name, key in zip(row.section.metric, _keys(row), strict=True)
+            if nearest[key] == row.distance
+        ]
+        if kept:
+            section = row.section.model_copy(update={"metric": kept})
+            held.append(Placed(row.kind, row.index, section, row.distance))
+    return held
+
+
+def _keys(row: Placed) -> list[tuple[object, ...]]:
+    """What a row is about, metric by metric."""
+
+    def about(selector: Selector) -> tuple[object, ...]:
+        return selector.values, selector.low, selector.high
+
+    selectors = tuple(sorted((name, about(one)) for name, one in row.section.selectors().items()))
+    return [(metric, selectors) for metric in row.section.metric]
+
+
+def _sentence(model: type[BaseModel], kind: str, message: str, keys: tuple[str | int, ...]) -> str:
+    where = _dotted(keys)
+    if kind == "extra_forbidden":
+        return f"unknown key {where}{near(str(keys[-1]), _known(model, keys))}"
+    if kind in ("model_type", "dict_type"):
+        return f"{where} must be a table"
+    text = _PLAIN.get(kind, message.removeprefix("Value error, "))
+    return f"{where}{' ' if kind in _PLAIN else ': '}{text}"
+
+
+def _known(model: type[BaseModel], keys: tuple[str | int, ...]) -> list[str]:
+    """The keys of the table, this one or a table of it, that the last key was written in."""
+    for key in keys[:-1]:
+        field = model.model_fields.get(str(key))
+        inner = field.annotation if field else None
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _dotted(keys: tuple[str | int, ...]) -> str:
+    return ".".join(str(key) for key in keys if isinstance(key, str)) or "the file"

@@ -1,0 +1,237 @@
+"""The sections of a hardware file as pydantic models; what one section cannot know is in rules.py."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator
+
+from thresholds.loading.fields import (
+    Count,
+    Facts,
+    FileName,
+    Gigabytes,
+    Inside,
+    LowerName,
+    MetricName,
+    MetricNames,
+    Sentence,
+    Share,
+    Size,
+    Sizes,
+    Version,
+    Word,
+    known,
+    of_words,
+)
+from thresholds.peers import FEWEST, LEAST
+from thresholds.selectors import READERS, Selector
+from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, PATHS
+
+FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
+
+
+def _reader(name: str) -> PlainValidator:
+    return PlainValidator(READERS[name])
+
+
+class Section(BaseModel):
+    """A table whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class HardwareSection(Section):
+    """[hardware]: what this file is about; `inside` and `shared` are inherited where it `extends` another.
+
+    `part`: it is only there to be extended. `with` names files of other hardware: worlds that have nodes of
+    both are judged by this one. `shared` says which other programs run on such machines, `one_machine` why
+    all nodes are one.
+    """
+
+    name: FileName
+    about: Sentence
+    inside: Annotated[str, AfterValidator(known(INSIDE_LINKS))] | None = None
+    judges: Sentence | None = None
+    shared: Sentence | None = None
+    one_machine: Sentence | None = None
+    auto: bool = True
+    part: bool = False
+    extends: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    judges_with: Annotated[list[FileName], Field(alias="with")] = []
+
+
+class ExpectSection(Section):
+    """[expect]: what every node must have; a version stands for itself, or with >= for any later one too."""
+
+    gpus_per_node: Count | None = None
+    gpu_memory_mib: Count | None = None
+    nvlinks_per_gpu: Count | None = None
+    nvlink_gigabytes_per_s: Gigabytes | None = None
+    nvswitches: Count | None = None
+    fabric_manager: Word | None = None
+    pcie_generation: Count | None = None
+    pcie_width: Count | None = None
+    ecc_enabled: bool | None = None
+    most_ecc_uncorrected: Count | None = None
+    most_remapped_uncorrectable: Count | None = None
+    persistence: bool | None = None
+    nics_per_node: Count | None = None
+    nic_gigabits_per_s: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    nic_link_layer: Word | None = None
+    nic_state: Word | None = None
+    nic_mtu: Count | None = None
+    efa_devices: Count | None = None
+    peermem: Word | None = None
+    nic_firmware: Version | None = None
+    driver: Version | None = None
+    vbios: Word | None = None
+    cuda: Version | None = None
+    nccl: Version | None = None
+    rocm: Version | None = None
+    libfabric: Version | None = None
+    aws_ofi_nccl: Version | None = None
+    torch: Version | None = None
+    iommu: Word | None = None
+    acs: Word | None = None
+    memory_gib: Count | None = None
+    memlock_unlimited: bool | None = None
+    hugepages: Count | None = None
+    governor: Word | None = None
+    shm_gib: Count | None = None
+
+
+class LineRateSection(Section):
+    """[line_rate]: GB/s per direction and rank, or for `network_per_node` of all ranks of a node together."""
+
+    nvlink: Inside | None = None
+    xgmi: Inside | None = None
+    pcie: Inside | None = None
+    memory: Inside | None = None
+    network: Gigabytes | None = None
+    network_per_node: Gigabytes | None = None
+    network_burst: Size = 0
+    nvls: bool = False
+    sharp: bool = False
+
+
+_Iterations = Annotated[int, Field(ge=10, le=10_000)]
+
+
+class SweepSection(Section):
+    """[sweep]: which sizes are measured, which of them are judged, and how often each of these is."""
+
+    bandwidth: Sizes
+    plateau: Sizes
+    latency: Sizes
+    iterations: _Iterations = 20
+    tail_iterations: _Iterations | None = None
+
+
+_Length = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class LayerSection(Section):
+    """What an expert layer moves: tokens of a rank, their width, and how many experts each has."""
+
+    tokens: _Length
+    hidden: Annotated[int, Field(ge=8, le=1 << 17, multiple_of=8)]  # rows of bf16 in words of 16 bytes
+    top_k: Annotated[int, Field(ge=1, le=16)]  # two ranks of the steps have 16 experts
+
+
+class ExpertsSection(Section):
+    """[experts]: sizes of expert dispatch (training, and decoding) and of M-to-N exchanges."""
+
+    normal: LayerSection
+    low_latency: LayerSection
+    m2n: Annotated[Sizes, AfterValidator(of_words)]
+    source: Sentence
+
+
+class PeersSection(Section):
+    """[peers]: by how much a node or device may lie behind its equals; see thresholds/peers.py."""
+
+    margin: Share | None = None
+    margins: dict[MetricName, Share] = {}
+    least: Annotated[int, Field(ge=FEWEST, le=1_000_000)] = LEAST
+    without_limit: MetricNames | None = None
+    source: Sentence
+
+
+class RowSection(Section):
+    """What [[limit]] and [[gap]] have in common: the metric, and the selectors that a case must match."""
+
+    metric: MetricNames
+    collective: Annotated[Selector | None, _reader("collective")] = None
+    path: Annotated[Selector | None, _reader("path")] = None
+    nodes: Annotated[Selector | None, _reader("nodes")] = None
+    ranks_per_node: Annotated[Selector | None, _reader("ranks_per_node")] = None
+    size: Annotated[Selector | None, _reader("size")] = None
+    dtype: Annotated[Selector | None, _reader("dtype")] = None
+    algorithm: Annotated[Selector | None, _reader("algorithm")] = None
+    step: Annotated[Selector | None, _reader("step")] = None
+
+    def selectors(self) -> dict[str, Selector]:
+        """The selectors that the row has, by name."""
+        found = {name: getattr(self, name) for name in READERS}
+        return {name: selector for name, selector in found.items() if selector is not None}
+
+
+class LimitSection(RowSection):
+    """[[limit]]: a figure that a case is held to, and where it comes from."""
+
+    min: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    min_of_bound: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    source: Sentence
+    date: datetime.date
+    derived: bool = False
+    min_samples: Annotated[int, Field(ge=1, le=10_000)] = 10
+
+
+class GapSection(RowSection):
+    """[[gap]]: cases that nobody published a figure for."""
+
+    reason: Sentence
+
+
+_Env = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str], Field()]
+
+
+class Loose(Section):
+    """The tables whose keys the file chooses: [match], [env] and [absent]."""
+
+    match: Annotated[dict[LowerName, Facts], Field(min_length=1)] | None = None
+    env: _Env | None = None
+
+    absent: (
+        dict[Annotated[str, AfterValidator(known((*PATHS, *COLLECTIVES, *ARITHMETIC)))], Sentence] | None
+    ) = None
+
+    @field_validator("match")
+    @classmethod
+    def _one_fabric(
+        cls, match: dict[str, tuple[str | int, ...]] | None
+    ) -> dict[str, tuple[str | int, ...]] | None:
+        """What the data must have crossed is held against it, so it is one word that is known."""
+        fabric = (match or {}).get("fabric", FABRICS[:1])
+        if len(fabric) != 1 or fabric[0] not in FABRICS:
+            raise ValueError(f"fabric is one of: {', '.join(FABRICS)}")
+        return match
+
+
+TABLES: dict[str, type[Section]] = {
+    "hardware": HardwareSection,
+    "expect": ExpectSection,
+    "line_rate": LineRateSection,
+    "sweep": SweepSection,
+    "experts": ExpertsSection,
+    "peers": PeersSection,
+}
+ROWS: dict[str, type[RowSection]] = {"limit": LimitSection, "gap": GapSection}
+LOOSE = tuple(Loose.model_fields)
+SECTIONS = (*TABLES, *LOOSE, *ROWS)
+REQUIRED = ("hardware", "match", "line_rate", "sweep")
+
+Raw = dict[str, Any]
