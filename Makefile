@@ -20,20 +20,23 @@ SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: accept test long timing faults setup lint lab clean
+.PHONY: help accept test long timing faults setup lint lab clean
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target what; do printf '%-13s %s\n' "$$target" "$$what"; done
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
 COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount
 PACKAGES = openssh-server openssh-client iproute2 util-linux mount
 
-accept: .venv/.run
+accept: .venv/.run ## judge this machine, or the nodes of a hosts file: HOSTS=nodes.txt
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
 
 # The planted faults wait for links and deadlines most of the time, so they run beside the rest, which gives way to
 # them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it
 # starts in the background ignore SIGINT, and one of the faults interrupts a run.
-test: lint .venv/.lab
+test: lint .venv/.lab ## test the tester (Linux; the lab needs root)
 	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))
 	env --default-signal=INT $(BIN)/pytest tests/faults -m '$(BESIDE)' --durations=10 > .venv/faults.log 2>&1 & faults=$$!
 	status=0
@@ -43,26 +46,26 @@ test: lint .venv/.lab
 	$(BIN)/pytest tests/ -m alone || status=$$?
 	exit $$status
 
-long: .venv/.lab
+long: .venv/.lab ## tests that take minutes
 	@$(BIN)/pytest tests/ -m 'long and not quiet' $(ARGS)
 
-timing: .venv/.lab
+timing: .venv/.lab ## tests that need a quiet machine
 	@$(BIN)/pytest tests/ -m quiet $(ARGS)
 
-faults: .venv/.lab
+faults: .venv/.lab ## every planted fault: hours
 	@$(BIN)/python -m tests.faults.matrix $(ARGS)
 
-lint: .venv/.test
+lint: .venv/.test ## linters and types
 	@$(BIN)/ruff check --quiet $(CHECKED)
 	$(BIN)/ruff format --quiet --check $(CHECKED)
 	$(BIN)/mypy --no-error-summary
 
-lab: .venv/.lab
+lab: .venv/.lab ## a cluster on this machine: ARGS="--nodes 4 --rate 200mbit"
 	@$(BIN)/python -m tests.lab up $(ARGS)
 
-setup: .venv/.run
+setup: .venv/.run ## install what the suite needs into .venv
 
-clean:
+clean: ## remove what was made here
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis reports/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

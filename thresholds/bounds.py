@@ -11,12 +11,13 @@ is a fraction of it. `ceiling` is what no algorithm can pass: a value above it m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fixtures.wire.collectives import COLLECTIVES
 from thresholds.busbw import busbw, busbw_factor
 from thresholds.hardware import LineRate
-from thresholds.units import ALGORITHMS, DATA_COLLECTIVES
+from thresholds.units import ALGORITHMS
 
 # The busiest rank of an uneven exchange sends at least half of what even splits would make it send over each
 # wire, or the case is not one that a bus bandwidth can be bounded for.
@@ -41,6 +42,11 @@ class Wires:
     B: float
     nvls: bool
     sharp: bool
+
+    @property
+    def kind(self) -> str:
+        """Which of the formulas below holds for the collective."""
+        return COLLECTIVES[self.collective].bound
 
     @property
     def n(self) -> int:
@@ -100,17 +106,9 @@ def network_bound(w: Wires) -> float:
     exchanges n-g of n shares with other nodes, by its one NIC: r(n-1)/(n-g). Bisection shifts by n//2 ranks:
     every rank crosses, and nothing passes inside a node, see `_bisection`.
     """
-    if w.collective == "bisection":
-        return _bisection(w)
-    if w.collective in ("all_to_all", "all_to_all_v"):
-        return _all_to_all(w)
-    if w.collective == "send_recv":
-        return min(w.r, w.V)
-    if w.collective in ("gather", "scatter"):
-        return w.r * (w.n - 1) / (w.n - w.g)
     if w.collective == "all_reduce" and w.algorithm in ("tree", "nvls"):
         return min(hierarchical(w), _across_inside(w))
-    return min(w.B, w.V)
+    return _NETWORK_BOUNDS[w.kind](w)
 
 
 def network_ceiling(w: Wires) -> float:
@@ -120,11 +118,11 @@ def network_ceiling(w: Wires) -> float:
     its neighbours: Vg/(g-1). Gather and scatter: the root takes n-g of n shares from all NICs of its node and
     can take in no more than V + r.
     """
-    if w.collective in ("broadcast", "reduce"):
+    if w.kind == "chain":
         return min(w.B, w.V * w.g / (w.g - 1)) if w.g > 1 else w.B
-    if w.collective in ("gather", "scatter"):
+    if w.kind == "root":
         return min(hierarchical(w), w.V + w.r) if w.g > 1 else hierarchical(w)
-    if w.collective in ("all_reduce", "all_gather", "reduce_scatter"):
+    if w.kind == "ring":
         across = max(hierarchical(w), _sharp(w)) if w.collective == "all_reduce" else hierarchical(w)
         return min(across, _across_inside(w))
     return network_bound(w)
@@ -174,13 +172,23 @@ def _across_inside(w: Wires) -> float:
     return max(ring, _nvls_inside(w)) if w.nvls and w.collective == "all_reduce" else ring
 
 
+_NETWORK_BOUNDS: Mapping[str, Callable[[Wires], float]] = {
+    "ring": lambda w: min(w.B, w.V),
+    "chain": lambda w: min(w.B, w.V),
+    "shares": _all_to_all,
+    "root": lambda w: w.r * (w.n - 1) / (w.n - w.g),
+    "next": lambda w: min(w.r, w.V),
+    "half": _bisection,
+}
+
+
 def nic_ceiling(w: Wires) -> float:
     """Nothing passes inside a node (P2P and SHM off): every rank sends its busbw through its own NIC: r.
 
     SHARP may halve what an all_reduce sends. Where ranks share a NIC this is loose, as r is all of it.
     A bisection takes NICs alone on any path, so that its bound is that across nodes.
     """
-    if w.collective == "bisection":
+    if w.kind == "half":
         return _bisection(w)
     return w.r * 2 * (w.n - 1) / w.n if w.sharp and w.collective == "all_reduce" else w.r
 
@@ -188,7 +196,7 @@ def nic_ceiling(w: Wires) -> float:
 def _wires(case: Mapping[str, str | int], rates: LineRate, measured: float | None) -> Wires:
     collective, path, algorithm = (str(case.get(key, "")) for key in ("collective", "path", "algorithm"))
     k, g = _count(case, "nodes"), _count(case, "ranks_per_node")
-    if collective not in DATA_COLLECTIVES or algorithm not in ALGORITHMS:
+    if collective not in COLLECTIVES or algorithm not in ALGORITHMS:
         raise BoundError(f"collective {collective or '?'} {algorithm} has no bus bandwidth")
     if g * k < 2:
         raise BoundError(f"{collective} over one rank moves no data")

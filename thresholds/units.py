@@ -8,21 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "all_to_all_v",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send_recv",
-    "bisection",
-    "barrier",
-)
-DATA_COLLECTIVES = COLLECTIVES[:-1]
+from fixtures.wire.collectives import BARRIER
+from fixtures.wire.collectives import COLLECTIVES as rows
+
+DATA_COLLECTIVES = tuple(rows)
+COLLECTIVES = (*DATA_COLLECTIVES, BARRIER)
 INSIDE_LINKS = ("nvlink", "xgmi", "pcie", "memory")
 PATHS = (*INSIDE_LINKS, "network", "nic")
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")

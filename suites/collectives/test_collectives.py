@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from fixtures.check.check import Check
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case, over
+from fixtures.wire.collectives import BARRIER, COLLECTIVES
 
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-MOVEMENTS = ("all_gather", "all_to_all", "all_to_all_v", "broadcast", "gather", "scatter", "send_recv")
-DATA = (*REDUCTIONS, *MOVEMENTS)
-# What is moved across nodes alone: inside a node all_to_all takes every way already.
-ACROSS = ("bisection",)
+EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
+REDUCTIONS = tuple(name for name, row in EVERYWHERE.items() if row.reduces)
+DATA = (*REDUCTIONS, *(name for name, row in EVERYWHERE.items() if not row.reduces))
+ACROSS = tuple(name for name in COLLECTIVES if name not in EVERYWHERE)
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
 # The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
 OPERATIONS = ("avg", "min", "max", "prod")
@@ -112,7 +112,7 @@ def test_reduce_scatter_and_all_gather_make_all_reduce(check: Check) -> None:
     check.judge_exactness()
 
 
-@over(sweep((*DATA, "barrier")), INSIDE, NETWORK, metrics=("latency",))
+@over(sweep((*DATA, BARRIER)), INSIDE, NETWORK, metrics=("latency",))
 def test_latency_stays_below_its_ceiling(check: Check) -> None:
     """Latency of small messages: the median, and the 99th percentile where the file has a row for that."""
     check.measure_latency()

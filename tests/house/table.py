@@ -41,7 +41,7 @@ ROOMS = (
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
     Room(
         "suites/**/test_*.py",
-        ("fixtures.check", "fixtures.blame.selfcheck", *READ),
+        ("fixtures.wire", "fixtures.check", "fixtures.blame.selfcheck", *READ),
         ("pytest",),
         "says what must hold, on the controller, without torch",
     ),
@@ -50,7 +50,10 @@ ROOMS = (
     ),
     Room("thresholds/calibrate/*.py", ("thresholds", "reports"), (), "pure, and reads the journals of runs"),
     Room(
-        "thresholds/**/*.py", ("thresholds", "reports.record"), ("pydantic",), "pure: no pytest, no network"
+        "thresholds/**/*.py",
+        ("thresholds", "fixtures.wire.collectives", "reports.record"),
+        ("pydantic",),
+        "pure: no pytest, no network",
     ),
     Room("reports/**/*.py", ("reports",), SAYING, "a leaf"),
     Room(

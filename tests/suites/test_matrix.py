@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.check import requests
-from fixtures.check.judges import judging
 from fixtures.check.plan import Topology, plan
-from fixtures.ranks.collectives.shapes import ALIGN_BYTES, SHAPES
+from fixtures.ranks.collectives.calls import CALLS
 from fixtures.run.provenance import ROOT
 from fixtures.transport.hosts import parse
+from fixtures.wire.collectives import BARRIER, COLLECTIVES
 from suites.collectives import test_collectives
 from suites.context import test_context
 from suites.expert import test_expert
@@ -29,7 +28,7 @@ from suites.pipeline import test_pipeline
 from suites.selfcheck import test_selfcheck
 from suites.tensor import test_tensor
 from suites.zero import test_zero
-from thresholds.units import COLLECTIVES, DTYPES
+from thresholds.units import DTYPES
 
 COLLECTIVE = (test_collectives,)
 PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
@@ -67,14 +66,13 @@ def test_names_do_not_depend_on_other_nodes() -> None:
 @pytest.mark.parametrize("place", ["inside-gpu-01", "network"])
 def test_every_collective_is_compared_in_every_dtype_and_timed(place: str) -> None:
     names = planned(TWO)
-    everywhere = [name for name in COLLECTIVES if name not in test_collectives.ACROSS]
-    data = [name for name in everywhere if name != "barrier"]
+    data = [name for name in COLLECTIVES if name not in test_collectives.ACROSS]
     for collective in data:
         assert f"{test_collectives.__name__}::test_busbw_holds_its_floor[{collective}-{place}]" in names
         for dtype in DTYPES:
             wanted = f"test_every_element_arrives[{collective}-{dtype}-{place}]"
             assert f"{test_collectives.__name__}::{wanted}" in names
-    for collective in everywhere:
+    for collective in (*data, BARRIER):
         wanted = f"test_latency_stays_below_its_ceiling[{collective}-{place}]"
         assert f"{test_collectives.__name__}::{wanted}" in names
 
@@ -89,9 +87,6 @@ def test_the_nics_are_judged_alone() -> None:
     assert any(name.endswith("[nic]") for name in planned(TWO))
 
 
-def test_what_the_controller_knows_of_shapes_is_true() -> None:
-    assert {name for name, shape in SHAPES.items() if shape.to_root} == judging.TO_ROOT
-    assert {name for name, shape in SHAPES.items() if shape.sharded} == requests.SHARDED
-    assert {name for name, shape in SHAPES.items() if shape.reduces} == set(test_collectives.REDUCTIONS)
-    assert {*test_collectives.DATA, *test_collectives.ACROSS} == set(SHAPES)
-    assert requests.ALIGN_BYTES == ALIGN_BYTES
+def test_every_row_of_the_table_of_collectives_is_planned_and_can_be_called() -> None:
+    rows = set(COLLECTIVES)
+    assert {*test_collectives.DATA, *test_collectives.ACROSS} == rows == set(CALLS)

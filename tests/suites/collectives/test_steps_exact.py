@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from fixtures.ranks.collectives.shapes import SHAPES
 from fixtures.ranks.exact.dtypes import FORMATS
 from fixtures.ranks.exact.rotating import OPERATIONS
 from fixtures.ranks.steps import Context, Unsupported
+from fixtures.wire.collectives import COLLECTIVES
 from suites.collectives import steps
 from tests.fixtures.ranks.gloo_world import context, run_world
 
 ELEMENTS = [1, 17, 4097]
 ITERATIONS = 3
-REDUCING = [name for name, shape in SHAPES.items() if shape.reduces]
-MOVING = [name for name, shape in SHAPES.items() if not shape.reduces]
+REDUCING = [name for name, shape in COLLECTIVES.items() if shape.reduces]
+MOVING = [name for name, shape in COLLECTIVES.items() if not shape.reduces]
 CASES = [
     *itertools.product(REDUCING, FORMATS, OPERATIONS),
     *((name, dtype, "sum") for name, dtype in itertools.product(MOVING, FORMATS)),
@@ -78,7 +78,7 @@ def test_the_identity_holds_and_barriers_hold_everybody() -> None:
         assert barrier == {"iterations": 6, "elements": 12, "wrong": []}
 
 
-@pytest.mark.parametrize("collective", [*SHAPES, "barrier"])
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "barrier"])
 def test_a_world_of_one_is_refused(collective: str) -> None:
     with pytest.raises(ValueError, match=f"{collective} needs at least two ranks"):
         steps.exact(context(0, 1), collective=collective, dtype="fp32", elements=[4], iterations=1)

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from fixtures.ranks.collectives.collectives import exchange
-from fixtures.ranks.collectives.shapes import SHAPES
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from fixtures.wire.collectives import COLLECTIVES
 from suites.collectives import steps, transport
 from tests.fixtures.ranks.gloo_world import run_world
 
@@ -34,7 +34,7 @@ def test_every_collective_returns_all_samples_of_all_sizes() -> None:
                 budget_s=20,
                 copy=name == "gather",
             )
-            for name in SHAPES
+            for name in COLLECTIVES
         }
 
     for answers in run_world(3, run):
