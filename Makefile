@@ -22,9 +22,6 @@ SHELL       = /bin/sh
 .DELETE_ON_ERROR:
 .PHONY: help accept test long timing faults setup lint lab clean
 
-help: ## list what can be made
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target what; do printf '%-13s %s\n' "$$target" "$$what"; done
-
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
 COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount
@@ -68,6 +65,9 @@ setup: .venv/.run ## install what the suite needs into .venv
 clean: ## remove what was made here
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis reports/out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | while IFS='|' read -r target what; do printf '%-13s %s\n' "$$target" "$$what"; done
 
 # as_root COMMAND...: run it as root, or say what has to be run.
 define AS_ROOT

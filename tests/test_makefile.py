@@ -13,7 +13,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat", "nice")
+NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat", "nice", "sed")
 
 
 class Machine:
@@ -222,3 +222,10 @@ def test_arguments_go_to_one_run_of_all_tests(machine: Machine) -> None:
     machine.make("test", "ARGS=-k 'one or two'")
     pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
     assert pytest_calls == ["pytest tests/ -m not quiet and not long -k one or two"]
+
+
+def test_help_lists_every_target(machine: Machine) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    [phony] = [line for line in makefile.splitlines() if line.startswith(".PHONY: ")]
+    listed = [line.split()[1] for line in machine.make("help").stdout.splitlines()]
+    assert sorted(listed) == sorted(phony.split()[1:])
