@@ -57,7 +57,16 @@ ROOMS = (
         "fixtures/session.py", ("fixtures", "reports"), ("pytest",), "ends the run: decides, renders, sums up"
     ),
     Room(
-        "fixtures/wake.py", ("fixtures", "reports"), ("pytest",), "leaves a red report before anything else"
+        "fixtures/first.py",
+        ("reports.begin", "reports.hold"),
+        ("pytest",),
+        "leaves a red report before anything else, so it imports nothing that may be missing",
+    ),
+    Room(
+        "fixtures/wake.py",
+        ("fixtures", "reports"),
+        ("pytest",),
+        "says all that is wrong with a beginning",
     ),
     Room("fixtures/cluster.py", (*ALL, "reports.clean"), (), "keeps whole outputs in logs, free of escapes"),
     Room("fixtures/blame/links*.py", (*ALL, "thresholds"), (), "tells by the hardware file what links do"),
@@ -107,6 +116,7 @@ HABITS = (
         "return it, or hand it to the console",
         {
             "reports/__main__.py": "a command line",
+            "reports/begin.py": "a command line, on standard error: why nothing can begin",
             "reports/render.py": "on standard error: why there is no page",
         },
     ),
