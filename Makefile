@@ -5,10 +5,11 @@
 #   make test                                            test the tester (Linux; the lab needs root)
 #
 # and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the fault
-# matrix: hours; ARGS="--rows link-*"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
+# matrix: hours; ARGS="--rows link-*"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
+# make begin (a red report in the place of the last one, which make accept leaves first).
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
-# 2; a CI server that wants the status itself calls `make setup` and then `.venv/bin/pytest suites/ ...`.
+# 2; a CI server that wants the status itself calls `make begin setup` and then `.venv/bin/pytest suites/ ...`.
 
 HOSTS  =
 USUAL  = not quiet and not long
@@ -20,15 +21,26 @@ SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: help accept test long timing faults setup lint lab clean
+.NOTPARALLEL:
+.PHONY: begin help accept test long timing faults setup lint lab clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
 COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount
 PACKAGES = openssh-server openssh-client iproute2 util-linux mount
 
-accept: .venv/.run ## judge this machine, or the nodes of a hosts file: HOSTS=nodes.txt
+accept: begin .venv/.run ## judge this machine, or the nodes of a hosts file: HOSTS=nodes.txt
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
+
+# Before the set-up, which may fail: a red report in the place of the last one. Any Python can do that. Status 4 says
+# that the place is held or of no use; any other, that this Python could not do it, or that there is none.
+begin: ## leave a red report in the place of the last one
+	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do
+	    command -v "$$python" >/dev/null || continue
+	    status=0
+	    "$$python" -m reports.begin $(ARGS) || status=$$?
+	    case $$status in 0|4) exit $$status;; esac
+	done
 
 # The planted faults wait for links and deadlines most of the time, so they run beside the rest, which gives way to
 # them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it

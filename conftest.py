@@ -1,3 +1,3 @@
-"""Hands pytest the plugin; everything else lives in fixtures/."""
+"""Hands pytest the plugins; everything else lives in fixtures/."""
 
-pytest_plugins = ["fixtures.run.plugin"]
+pytest_plugins = ["fixtures.run.first", "fixtures.run.plugin"]

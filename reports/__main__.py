@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from reports.begin import JOURNAL
 from reports.clean import clean
-from reports.render import JOURNAL, load, render
+from reports.render import load, render
 from reports.summary import lines
 from reports.verdict import decide
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports import atomic, junit_text
+from reports.begin import RUN_CLASS, RUN_NAME
 from reports.clean import clean, first_line, redact
 from reports.evidence import head
 from reports.record import CheckRecord, EndRecord, Outcome, Record
 from reports.verdict import NodeVerdict, RunVerdict, Standing
 
-TOMBSTONE = "the run ended without writing its report"
-RUN_CLASS, RUN_NAME, NODE_CLASS = "shakedown.run", "complete", "shakedown.nodes"
+NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
 
 
@@ -46,13 +46,6 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir
     properties = tuple(junit_text.suite_properties(run, verdict))
     seconds = ends[0] if ends else sum(case.seconds for case in cases)
     _save(path, cases, properties, run.started if run else "", seconds)
-
-
-def tombstone(path: Path, why: str) -> None:
-    """Write a red report, to stand until the run replaces it: whatever kills the run leaves it behind."""
-    message = f"{TOMBSTONE}: {why}" if why else TOMBSTONE
-    case = Case(RUN_CLASS, RUN_NAME, "error", "cut short", first_line(message), message)
-    _save(path, [case], (), "", 0.0)
 
 
 def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> list[Case]:

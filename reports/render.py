@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from reports import atomic, junit, lists, verdict_file
+from reports.begin import HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.journal import UNKNOWN_STATUS, scan
 from reports.record import EndRecord, Record
 from reports.verdict import RunVerdict, decide, exit_status
-
-JOURNAL, JUNIT, VERDICT = "results.jsonl", "junit.xml", "verdict.json"
-HTML_LOG = "logs/report-html.txt"
-_STALE = (
-    JOURNAL,
-    VERDICT,
-    "accepted.txt",
-    "rejected.txt",
-    "unproven.txt",
-    "report.html",
-    "report.css",
-    HTML_LOG,
-)
-
-
-def begin(report_dir: Path, why: str = "") -> None:
-    """Before the first connection: leave a red report and nothing of an earlier run."""
-    report_dir.mkdir(parents=True, exist_ok=True)
-    junit.tombstone(report_dir / JUNIT, why)
-    for name in _STALE:
-        (report_dir / name).unlink(missing_ok=True)
-    shutil.rmtree(report_dir / "plots", ignore_errors=True)
 
 
 def render(report_dir: Path) -> int:

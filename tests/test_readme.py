@@ -257,7 +257,7 @@ def test_the_hosts_file_is_one() -> None:
 def test_the_jenkins_stage_takes_what_the_run_leaves(checkout: Path) -> None:
     (stage,) = blocks("groovy")
     shells = re.findall(r"sh '(.*)'", stage)
-    assert shells == ["make setup", ".venv/bin/pytest suites/ --hosts nodes.txt"]
+    assert shells == ["make begin setup", ".venv/bin/pytest suites/ --hosts nodes.txt"]
     assert "keepProperties: true" in stage
     (checkout / "nodes.txt").write_text("gpu[01-\n")
     shell(f"{shells[1]} || true", checkout)

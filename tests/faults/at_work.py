@@ -21,7 +21,7 @@ from tests.lab import Lab
 _CONTROLLER = """
 import dataclasses, json, sys
 from pathlib import Path
-from fixtures import hosts
+from fixtures.transport import hosts
 from fixtures.cluster.cluster import Cluster, Settings
 from fixtures.cluster.measurement import CaseRequest, Measurement, World
 from reports.record import JobRecord

@@ -13,7 +13,7 @@ SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib")
 
 # The first row whose glob matches a file counts. Each package imports from its own floor only itself.
 ROOMS = (
-    Room("conftest.py", ("fixtures.run.plugin",), (), "a few lines: which plugins"),
+    Room("conftest.py", ("fixtures.run.plugin", "fixtures.run.first"), (), "a few lines: which plugins"),
     Room("fixtures/__init__.py", (), (), "a package is its modules"),
     Room("fixtures/wire/**/*.py", SENT[:1], (), "floor 1, sent: what all sides say, in the standard library"),
     Room("fixtures/node/facts.py", SENT[:2], ("torch",), "asks torch, where somebody waits for the answer"),
@@ -37,6 +37,12 @@ ROOMS = (
         (*CHECKING, "fixtures.blame", *READ),
         ("pytest",),
         "floor 5: finds the part that is bad; asks for measurements, and makes none",
+    ),
+    Room(
+        "fixtures/run/first.py",
+        ("reports.begin", "reports.hold"),
+        ("pytest",),
+        "leaves a red report before anything else, so it imports nothing that may be missing",
     ),
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
     Room(
@@ -97,6 +103,7 @@ HABITS = (
         "return it, or hand it to the console",
         {
             "reports/__main__.py": "a command line",
+            "reports/begin.py": "a command line, on standard error: why nothing can begin",
             "reports/render.py": "on standard error: why there is no page",
         },
     ),

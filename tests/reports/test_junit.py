@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import junit, junit_text
+from reports.begin import begin
 from reports.record import BlameKind, Judgement, Outcome, Record
 from reports.verdict import decide
 from tests.reports import making
@@ -201,7 +202,7 @@ def test_junitparser_reads_the_same(tmp_path: Path) -> None:
 
 def test_a_tombstone_is_red_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "new" / "junit.xml"
-    junit.tombstone(path, "started at noon")
+    begin(path.parent, "started at noon")
     [case] = list(parse(path).iter("testcase"))
     message = only(case, "error").get("message", "")
     assert message == "the run ended without writing its report: started at noon"
@@ -210,7 +211,7 @@ def test_a_tombstone_is_red_and_says_why(tmp_path: Path) -> None:
 
 def test_a_tombstone_has_the_name_of_the_run_itself(tmp_path: Path) -> None:
     """So that Jenkins has one history for it, red or green."""
-    junit.tombstone(tmp_path / "junit.xml", "")
+    begin(tmp_path)
     [case] = list(parse(tmp_path / "junit.xml").iter("testcase"))
     assert (case.get("classname"), case.get("name")) in report(green(), tmp_path)
 
@@ -234,9 +235,9 @@ def test_no_text_can_break_the_xml(tmp_path: Path, name: str, text: str, kind: s
     )
     records: list[Record] = [making.run(run_id=text, notes=(text,)), making.plan(made), made, making.end()]
     junit.write(tmp_path / "junit.xml", records, decide(records))
-    junit.tombstone(tmp_path / "tombstone.xml", text)
+    begin(tmp_path / "begun", text)
     assert len(list(parse(tmp_path / "junit.xml").iter("testcase"))) >= 4
-    assert parse(tmp_path / "tombstone.xml").get("errors") == "1"
+    assert parse(tmp_path / "begun/junit.xml").get("errors") == "1"
     junitparser.xunit2.JUnitXml.fromfile(str(tmp_path / "junit.xml"))
 
 

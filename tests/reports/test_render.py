@@ -11,6 +11,7 @@ import pytest
 
 from reports import render
 from reports.__main__ import main
+from reports.begin import begin
 from reports.journal import read
 from reports.page import html
 from reports.record import BlameKind, Outcome
@@ -116,7 +117,7 @@ def test_the_beginning_of_a_run_leaves_nothing_of_the_last_one(tmp_path: Path) -
     render.render(tmp_path)
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots/old.svg").touch()
-    render.begin(tmp_path, "started at noon")
+    begin(tmp_path, "started at noon")
     assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
     assert errors(tmp_path / "junit.xml") == 1
     assert "started at noon" in (tmp_path / "junit.xml").read_text()

@@ -1,0 +1,158 @@
+"""How a report directory begins: held by one run, with a red report in it and nothing of an earlier run.
+
+`python3 -m reports.begin ARGUMENTS` does that for `pytest suites/ ARGUMENTS`. The standard library is enough
+for it, so that a set-up that fails leaves a red report too.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from reports import atomic
+from reports.clean import clean, first_line, redact
+from reports.hold import HeldError, Hold
+
+JOURNAL, JUNIT, VERDICT = "results.jsonl", "junit.xml", "verdict.json"
+LISTS = ("accepted.txt", "rejected.txt", "unproven.txt")
+HTML_LOG = "logs/report-html.txt"
+TOMBSTONE = "the run ended without writing its report"
+RUN_CLASS, RUN_NAME = "shakedown.run", "complete"
+UNUSABLE = 4  # the exit status
+
+_STALE = (*LISTS, VERDICT, JOURNAL, "report.html", "report.css", HTML_LOG)
+_TEXT = ("-h", "--help", "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test")
+_WRITES_NOTHING = frozenset((*_TEXT, "--collect-only", "--collectonly", "--co"))
+_XML = """\
+<?xml version="1.0" encoding="utf-8"?>
+<testsuites name="shakedown" {counters}>
+  <testsuite name="shakedown" {counters}>
+    <testcase classname="{classname}" name="{name}" time="0.000">
+      <error message="{message}" type="cut short">{body}</error>
+    </testcase>
+  </testsuite>
+</testsuites>
+"""
+_COUNTERS = 'tests="1" failures="0" errors="1" skipped="0" time="0.000"'
+
+
+class UnusableError(Exception):
+    """No report can be written there; says what of an earlier run is still there."""
+
+
+def take(directory: Path, user_junit: Path | None = None) -> Hold:
+    """Hold the directory and begin in it; raises HeldError, with nothing touched, or UnusableError."""
+    try:
+        hold = Hold(directory)
+    except OSError as fault:
+        begin(directory, user_junit=user_junit)
+        raise UnusableError(f"--report-dir {directory}: {fault.strerror or fault}") from None
+    try:
+        begin(directory, user_junit=user_junit)
+    except UnusableError:
+        hold.release()
+        raise
+    return hold
+
+
+def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> None:
+    """Leave a red report, which stands until the run replaces it, and nothing of an earlier run.
+
+    What CI servers read turns red first, so that a kill at any moment leaves nothing green of a set that is
+    no longer whole. Where nothing can be written, what is old is removed or emptied, and UnusableError says
+    so.
+    """
+    text = _tombstone(why)
+    reports = [directory / JUNIT, *([user_junit] if user_junit else [])]
+    failed = [path for path in reports if _write_fault(path, text)]
+    stale = [*failed, *(directory / name for name in _STALE)]
+    remain = [path.name for path in stale if not _taken_away(path)]
+    shutil.rmtree(directory / "plots", ignore_errors=True)
+    faults = [fault for path in failed if (fault := _write_fault(path, text))]  # there may be room now
+    if remain:
+        names = ", ".join(remain)
+        faults.append(f"of an earlier run and impossible to remove, so do not believe it: {names}")
+    if faults:
+        raise UnusableError(f"--report-dir {directory}: {'; '.join(faults)}")
+
+
+def _tombstone(why: str) -> str:
+    message = redact(clean(f"{TOMBSTONE}: {why}" if why else TOMBSTONE))
+    return _XML.format(
+        counters=_COUNTERS,
+        classname=RUN_CLASS,
+        name=RUN_NAME,
+        message=escape(first_line(message)),
+        body=escape(message),
+    )
+
+
+def _write_fault(path: Path, text: str) -> str:
+    try:
+        atomic.write_text(path, text)
+    except OSError as fault:
+        return f"{path.name} cannot be written: {fault.strerror or fault}"
+    return ""
+
+
+def _taken_away(path: Path) -> bool:
+    """Remove a file, or at least empty it, which nobody reads as green either."""
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        try:
+            os.truncate(path, 0)
+        except OSError:
+            return False
+    return True
+
+
+def report_dir(here: Path, text: str | None, root: Path) -> Path:
+    """Say where the report goes: what --report-dir says, seen from `here`, or reports/out."""
+    return here / os.path.expanduser(text) if text else root / "reports" / "out"
+
+
+def junit_path(text: str | None) -> Path | None:
+    """Give the path of --junitxml as pytest understands it, None when it was not asked for."""
+    return Path(os.path.abspath(os.path.expanduser(os.path.expandvars(text)))) if text else None
+
+
+def given(words: Sequence[str], *names: str) -> str:
+    """Give the last value of an option on a command line, "" without one."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""]):  # noqa: B905 - `strict` is newer than some Pythons
+        name, equals, rest = word.partition("=")
+        if name in names:
+            value = rest if equals else "" if following.startswith("-") else following
+    return value
+
+
+def environment_words() -> list[str]:
+    """Give the arguments that pytest takes from the environment."""
+    return shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Begin as `pytest suites/` with these arguments would; returns the exit status."""
+    words = [*environment_words(), *arguments]
+    if not _WRITES_NOTHING.isdisjoint(words):
+        return 0
+    root = Path(__file__).resolve().parent.parent
+    directory = report_dir(Path.cwd(), given(words, "--report-dir"), root)
+    try:
+        take(directory, junit_path(given(words, "--junitxml", "--junit-xml"))).release()
+    except (HeldError, UnusableError) as refused:
+        print(refused, file=sys.stderr)
+        return UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""The green of the last run does not survive the beginning of the next, wherever reports go."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reports import render
+from reports.begin import begin
+from reports.hold import Hold
+from tests.house.tree import ROOT
+from tests.reports import making
+
+Contents = dict[str, bytes]
+
+
+@pytest.fixture
+def last_night(tmp_path: Path) -> Path:
+    """A report directory with all that a green run leaves."""
+    out = tmp_path / "out"
+    making.save(making.green(), out)
+    assert render.render(out) == 0
+    return out
+
+
+def contents(directory: Path) -> Contents:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def red(junit: Path) -> bool:
+    return int(ET.parse(junit).getroot().get("errors", "0")) > 0  # noqa: S314 - our own file
+
+
+def command(
+    *arguments: str, wrapper: tuple[str, ...] = (), before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with the standard library alone, as a system's Python has it."""
+    argv = [*wrapper, sys.executable, "-S", "-m", "reports.begin", *arguments]
+    return subprocess.run(
+        argv,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=before,
+    )
+
+
+@pytest.mark.parametrize("spelling", [["--report-dir", "{}"], ["--hosts", "x", "--report-dir={}", "-q"]])
+def test_the_command_leaves_red_with_the_standard_library_alone(
+    last_night: Path, spelling: list[str]
+) -> None:
+    own = last_night.parent / "own.xml"
+    shutil.copy(last_night / "junit.xml", own)
+    done = command(*(word.format(last_night) for word in spelling), "--junitxml", str(own))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(contents(last_night)) == {"junit.xml", ".lock"}
+    assert red(last_night / "junit.xml")
+    assert red(own)
+
+
+@pytest.mark.parametrize("word", ["--collect-only", "--co", "--help", "-h", "--version", "--markers"])
+def test_what_runs_nothing_writes_nothing(last_night: Path, word: str) -> None:
+    before = contents(last_night)
+    assert command("--report-dir", str(last_night), word).returncode == 0
+    assert contents(last_night) == before
+
+
+def test_a_directory_that_another_run_holds_is_not_touched(last_night: Path) -> None:
+    hold = Hold(last_night)
+    before = contents(last_night)
+    done = command("--report-dir", str(last_night))
+    hold.release()
+    assert done.returncode == 4
+    assert f"held by another run (process {os.getpid()} on " in done.stderr
+    assert contents(last_night) == before
+
+
+def test_junit_xml_turns_red_before_anything_is_removed(
+    last_night: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between any two operations then leaves no green one."""
+    gone: list[str] = []
+    unlink = Path.unlink
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        assert red(last_night / "junit.xml")
+        assert red(last_night.parent / "own.xml")
+        gone.append(path.name)
+        unlink(path, missing_ok)
+
+    shutil.copy(last_night / "junit.xml", last_night.parent / "own.xml")
+    monkeypatch.setattr(Path, "unlink", note)
+    begin(last_night, user_junit=last_night.parent / "own.xml")
+    assert gone[0] == "accepted.txt"
+    assert {"verdict.json", "results.jsonl"} <= set(gone)
+
+
+def no_room() -> None:
+    """Let every write of this process fail, as on a full disk; removing works there."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_a_disk_too_full_for_the_red_file_keeps_nothing_green(last_night: Path) -> None:
+    done = command("--report-dir", str(last_night), before=no_room)
+    assert done.returncode == 4
+    assert "junit.xml cannot be written" in done.stderr
+    assert not any(contents(last_night).values())
+    assert "junit.xml" not in contents(last_night)
+
+
+def test_room_that_the_old_report_took_is_room_for_the_red_one(
+    last_night: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        if (last_night / "results.jsonl").exists():
+            raise OSError("No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    begin(last_night)
+    assert set(contents(last_night)) == {"junit.xml"}
+    assert red(last_night / "junit.xml")
+
+
+def unprivileged() -> tuple[str, ...]:
+    """What makes permissions count for root too."""
+    return () if os.getuid() else ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o444], ids=["writable", "read-only"])
+def test_a_read_only_directory_is_emptied_or_its_report_disowned(last_night: Path, mode: int) -> None:
+    before = contents(last_night)
+    for name in before:
+        (last_night / name).chmod(mode)
+    last_night.chmod(0o555)
+    done = command("--report-dir", str(last_night), wrapper=unprivileged())
+    last_night.chmod(0o755)
+    assert done.returncode == 4
+    assert "junit.xml cannot be written: Permission denied" in done.stderr
+    if mode == 0o644:
+        assert not any(contents(last_night).values())
+    else:
+        assert "do not believe it: junit.xml, accepted.txt" in done.stderr
+        assert contents(last_night) == before
+
+
+def test_no_place_at_all_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = command("--report-dir", str(tmp_path / "file"))
+    assert done.returncode == 4
+    assert f"--report-dir {tmp_path}/file: " in done.stderr
