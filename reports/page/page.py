@@ -69,10 +69,8 @@ class Check:
 
     @property
     def told(self) -> bool:
-        """Whether it is told at length: it did not pass, or it did and blames somebody or says why."""
-        record = self.record
-        explained = record.outcome is Outcome.PASS and bool(record.reason)
-        return record.outcome in _TROUBLE or bool(record.blame) or explained
+        """Whether it is told at length: it did not pass, or it passed and met somebody who is to blame."""
+        return self.record.outcome in _TROUBLE or bool(self.record.blame)
 
     @property
     def nodes(self) -> str:

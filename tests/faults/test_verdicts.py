@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.at_work import in_phase
 from tests.faults.runs import Finished, Running, accept
 from tests.lab import Lab
 
@@ -13,6 +14,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 COLLECTIVES = ("--hardware", "lab-200mbit", "--workload", "nodes,collectives")
 NODES = ["n01", "n02", "n03", "n04"]
+LAST_ALONE = '"type":"check","id":"suites/nodes/test_repeatability'  # all_reduce is next
 # Every tenth all_reduce on this node ends with the lowest bit of one element flipped.
 CORRUPT = """
 import torch
@@ -73,6 +75,27 @@ def test_a_corrupted_rank_is_rejected_by_name(tmp_path: Path) -> None:
     assert (done.status, done.listed("rejected")) == (1, ["n02"]), done.output
     assert done.listed("accepted") == ["n01", "n03", "n04"], done.output
     assert any("rank 1" in fault and "n02" in fault and "all_reduce" in fault for fault in done.faults())
+
+
+def test_who_loses_power_costs_nobody_the_verdict_beside_a_slow_link(tmp_path: Path) -> None:
+    """One in the first all_reduce, one between it and its repeat, while the next job starts."""
+    with Lab.up(nodes=6, rate="200mbit") as lab:
+        lab.shape("n02", "180mbit")
+        running = Running(lab, tmp_path, *COLLECTIVES)
+        running.wait_for(lambda journal: journal.count(LAST_ALONE) == len(lab.nodes), 300)
+        for node, phase in (("n03", "timed 1048576"), ("n05", "import")):
+            in_phase(lab, node, phase)
+            lab.power_off(node)
+        done = running.finish(500)
+    assert (done.status, done.listed("rejected")) == (1, ["n02"]), done.output
+    assert done.listed("unproven") == ["n03", "n05"], done.output
+    assert done.listed("accepted") == ["n01", "n04", "n06"], done.output
+    assert all(done.reason(node).startswith("lost: ") for node in ("n03", "n05"))
+    (check,) = [
+        one for one in done.checks() if one["name"] == "test_busbw_holds_its_floor[all_reduce-network]"
+    ]
+    assert check["reason"].startswith("n03 was lost during collectives.sweep: ")
+    assert [len(one["nodes"]) for one in check["repeats"]] == [5, 4, 3]
 
 
 @pytest.mark.parametrize("how", ["power_off", pytest.param("vanish", marks=pytest.mark.long)])

@@ -29,7 +29,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--list", action="store_true", help="say what there is, and do nothing")
     top.add_argument("--healthy", type=int, metavar="N", help="N runs without a fault, on a busy machine")
     top.add_argument("--workload", help="of the healthy runs (default: full)")
-    top.add_argument("--busy", action="store_true", help="beside a foreign program that burns a core")
     top.add_argument("--slow-link", type=int, metavar="N", help="N runs with one of eight links a tenth slow")
     return top
 
@@ -40,9 +39,9 @@ def planned(options: argparse.Namespace, seed: int) -> list[Trial]:
         row = replace(HEALTHY, workload=options.workload or HEALTHY.workload)
         return [Trial(row, repeat, seed, busy=True) for repeat in range(options.healthy)]
     if options.slow_link is not None:
-        return [Trial(SLOW_LINK, repeat, seed, options.busy) for repeat in range(options.slow_link)]
+        return [Trial(SLOW_LINK, repeat, seed) for repeat in range(options.slow_link)]
     rows = chosen(options.rows)
-    return [Trial(row, repeat, seed, options.busy) for repeat in range(options.repeats) for row in rows]
+    return [Trial(row, repeat, seed) for repeat in range(options.repeats) for row in rows]
 
 
 def carry_out(trials: Sequence[Trial], results: Results, keep: Path) -> Iterator[Result]:

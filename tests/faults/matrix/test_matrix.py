@@ -146,15 +146,6 @@ def test_healthy_runs_are_counted_with_their_bound(labs: Labs, capsys: Capture) 
     assert all(labs.busy)
 
 
-@pytest.mark.parametrize("more", [[], ["--busy"]])
-@pytest.mark.parametrize("which", [["--rows", "link-slow"], ["--slow-link", "1"]])
-def test_faults_are_planted_beside_a_busy_program_when_that_is_asked_for(
-    labs: Labs, which: list[str], more: list[str]
-) -> None:
-    command.main([*which, "--repeats", "1", "--seed", "7", *more])
-    assert labs.busy == [bool(more)]
-
-
 def test_a_slow_link_is_named_or_not_or_somebody_else_is(capsys: Capture) -> None:
     row = chosen(["link-slow"])[0]
     trials = [Trial(row, repeat, 7) for repeat in range(4)]
