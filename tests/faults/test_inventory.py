@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fixtures.blame.selfcheck.site import ENVIRONMENT
-from fixtures.check.inventory.rules import SUBJECTS
+from fixtures.check.inventory.table import SUBJECTS
 from fixtures.run.provenance import ROOT
 from tests.faults.runs import Finished, accept, clean
 from tests.fixtures.node.inventory.h100_node import rails, write_node

@@ -125,5 +125,5 @@ HARDWARE = (
     _gpu(
         "fabric-manager", 10, "fabric manager has failed", "fabric manager is failed", fabric_manager="failed"
     ),
-    _gpu("gpudirect-off", 4, "no GPUDirect module", "way from NICs to GPU memory", peermem=False),
+    _gpu("gpudirect-off", 4, "no GPUDirect module", "path from NICs to GPU memory", peermem=False),
 )
