@@ -10,9 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 SCHEMA_VERSION = 2
+NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes what JSON has no number for
+
+
+class _InWords:
+    """Says that a number which is not finite stands in the journal as a word."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Imported when a journal is read, because nearly everything imports the records.
+        from pydantic_core import core_schema  # noqa: PLC0415
+
+        return core_schema.no_info_before_validator_function(cls._number, handler(source))
+
+    @staticmethod
+    def _number(value: object) -> object:
+        return float(value) if isinstance(value, str) and value in NON_FINITE else value
+
+
+Number = Annotated[float, _InWords]
 
 
 class Outcome(str, Enum):
@@ -62,7 +85,7 @@ class Blame:
     rank: int | None = None
     device: str | None = None
     evidence: tuple[str, ...] = ()
-    confidence: float | None = None
+    confidence: Number | None = None
     proved: bool = False
 
     @property
@@ -84,10 +107,10 @@ class Judgement:
     metric: str
     outcome: Outcome
     sentence: str
-    value: float | None = None
+    value: Number | None = None
     unit: str = ""
     limit: str = ""
-    limit_value: float | None = None
+    limit_value: Number | None = None
     source: str = ""
     case: Mapping[str, str | int] = field(default_factory=dict)
 
@@ -107,6 +130,7 @@ class RunRecord:
     notes: tuple[str, ...] = ()  # what a reader must know first
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA_VERSION
+    type: Literal["run"] = "run"
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,7 @@ class PlanRecord:
     """Everything that was collected, written before the first connection."""
 
     checks: tuple[PlannedCheck, ...]
+    type: Literal["plan"] = "plan"
 
 
 READY, SET_ASIDE = "ready", "set aside"
@@ -136,6 +161,7 @@ class NodeRecord:
     reason: str = ""
     hardware: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    type: Literal["node"] = "node"
 
     @property
     def said(self) -> str:
@@ -151,8 +177,9 @@ class JobRecord:
     nodes: tuple[str, ...]
     environment: Mapping[str, str]
     ranks: tuple[Mapping[str, Any], ...] = ()
-    start_seconds: float | None = None
+    start_seconds: Number | None = None
     ended: str = ""
+    type: Literal["job"] = "job"
 
 
 @dataclass(frozen=True)
@@ -171,7 +198,7 @@ class Repeat:
     blame: tuple[Blame, ...] = ()
     recorded: Mapping[str, Any] = field(default_factory=dict)
     measurement: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: Number = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,10 +220,11 @@ class CheckRecord:
     recorded: Mapping[str, Any] = field(default_factory=dict)
     measurement: Mapping[str, Any] = field(default_factory=dict)
     started: str = ""
-    seconds: float = 0.0
+    seconds: Number = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
     attachments: tuple[str, ...] = ()  # paths below the report directory
     repeats: tuple[Repeat, ...] = ()
+    type: Literal["check"] = "check"
 
     @property
     def parts(self) -> tuple[CheckRecord | Repeat, ...]:
@@ -214,9 +242,10 @@ class EndRecord:
     """The last line. `cut_short` says why the run ended before its plan ("" when it did not)."""
 
     ended: str
-    seconds: float
+    seconds: Number
     pytest_status: int
     cut_short: str = ""
+    type: Literal["end"] = "end"
 
 
 Record = RunRecord | PlanRecord | NodeRecord | JobRecord | CheckRecord | EndRecord
