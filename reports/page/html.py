@@ -19,6 +19,7 @@ from reports import atomic, provenance
 from reports.clean import clean
 from reports.hostlist import fold
 from reports.page import figures, page, plots, schedules
+from reports.page.drawing import Picture
 from reports.record import CheckRecord, Outcome, Record
 from reports.verdict import RunVerdict, Standing
 from reports.verdict_file import check_counts
@@ -39,15 +40,15 @@ def _render(
     report_dir: Path,
     records: Sequence[Record],
     verdict: RunVerdict,
-    curves: Sequence[plots.Plot],
-    drawn: Sequence[schedules.Picture],
+    curves: Sequence[Picture],
+    drawn: Sequence[Picture],
 ) -> str:
     content = page.build(records, verdict)
     environment = _environment(report_dir)
     template = environment.get_template("report.html.j2")
     return template.render(
         page=content,
-        pictures=curves,
+        curves=curves,
         schedules=drawn,
         facts=provenance.compare(content.nodes),
         counts=check_counts(verdict),

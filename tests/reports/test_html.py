@@ -238,6 +238,11 @@ def test_the_same_journal_gives_the_same_picture(tmp_path: Path) -> None:
     assert plot.text == "1 sweep; at the largest size 150 GB/s (gpu[01-02])"
 
 
+def test_any_letter_may_stand_in_the_name_of_a_curve_and_none_makes_a_formula_of_it(tmp_path: Path) -> None:
+    named = check(PAIR, ["$\\frac$日本"], recorded=sweep(1.0))
+    assert len(plots.draw([named], tmp_path)) == 1
+
+
 def test_a_sweep_of_small_sizes_is_not_compared_with_one_of_large_sizes(tmp_path: Path) -> None:
     small = check(PAIR, recorded={"sweep": [{"size_bytes": 8, "busbw_gigabytes_per_s": 0.1}]})
     large = check(PAIR, recorded={"sweep": [{"size_bytes": 1024, "busbw_gigabytes_per_s": 7.0}]})
