@@ -1,4 +1,4 @@
-"""Records to plain JSON objects and back; the way back believes nothing."""
+"""Records as JSON objects. Reading is strict: it accepts only lines that `encode` could have written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from reports.clean import scrub
 from reports.record import SCHEMA_VERSION, Record
+from reports.text import scrub
 
 _RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
@@ -27,7 +27,7 @@ def encode(record: Record) -> dict[str, object]:
 
 
 def decode(line: bytes | str) -> Record:
-    """The record that a line holds; DecodeError for anything that `encode` would not have written."""
+    """The record that a line holds; DecodeError for anything that `encode` cannot have written."""
     try:
         data = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as fault:
@@ -40,7 +40,7 @@ def decode(line: bytes | str) -> Record:
         record = _RECORD.validate_json(line)
     except ValidationError as refused:
         raise DecodeError(_first_fault(refused)) from None
-    # Every field is always written, so an absent one means another writer or a damaged line.
+    # Every field is always written, so a missing one means another writer or a damaged line.
     if absent := list(_absent(record, data, record.type)):
         raise DecodeError(f"missing: {', '.join(absent)}")
     return record
@@ -57,7 +57,7 @@ def _first_fault(refused: ValidationError) -> str:
 
 
 def _absent(value: object, data: object, where: str) -> Iterator[str]:
-    """Yield the fields that have their default because the line does not name them."""
+    """Yield the fields that have their default because the line lacks them."""
     if dataclasses.is_dataclass(value) and isinstance(data, dict):
         for name in (item.name for item in dataclasses.fields(value)):
             if name in data:

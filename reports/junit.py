@@ -1,6 +1,6 @@
-"""`junit.xml` in the dialect that Jenkins' JUnit plugin reads: a case per check, per node, and for the run.
+"""`junit.xml` as Jenkins' JUnit plugin reads it: one case for the run, one per node and one per check.
 
-Jenkins shows the first line of `message`, keeps history by classname and name, counts the cases itself and
+Jenkins shows the first line of `message`, keeps history by classname and name, counts the cases itself, and
 reads only the first failure or error of a case. https://github.com/jenkinsci/junit-plugin
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
-from reports import atomic, junit_text
-from reports.clean import clean, first_line, redact
-from reports.evidence import head
+from reports import junit_text
+from reports.audit import head
+from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.record import CheckRecord, EndRecord, Outcome, Record
-from reports.verdict import NodeVerdict, RunVerdict, Standing
+from reports.text import clean, first_line, redact, write_file
 
 if TYPE_CHECKING:
     from junitparser import JUnitXml
@@ -46,7 +46,7 @@ class Case:
 
 
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir: Path | None = None) -> None:
-    """Write the report to `path`; attachments are looked for in `report_dir` (default: beside `path`)."""
+    """Write the report to `path`. Attachments lie in `report_dir` (default: beside `path`)."""
     cases = _cases(records, verdict, (report_dir or path.parent).absolute())
     run = head(records)
     ends = [record.seconds for record in records if isinstance(record, EndRecord)]
@@ -58,7 +58,7 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir
         report.time = suite.time = _milliseconds(ends[0])
     root = ET.fromstring(report.tostring())  # noqa: S314 - made a line above
     ET.indent(root)
-    atomic.write_text(path, f"{_HEAD}{ET.tostring(root, encoding='unicode')}\n")
+    write_file(path, f"{_HEAD}{ET.tostring(root, encoding='unicode')}\n")
 
 
 def tombstone(path: Path, why: str) -> None:
@@ -79,7 +79,7 @@ def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> 
 
 
 def _run_case(verdict: RunVerdict) -> Case:
-    """Whether the run as a whole can be believed; always there, so that it has a history."""
+    """Whether the run as a whole can be believed. The case is always there, so that it has a history."""
     wrong = [*verdict.refusals, *(fault.sentence for fault in verdict.faults)]
     if not verdict.nodes:
         wrong.append("the run knows of no node")
@@ -120,7 +120,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path) -> Iterator[Ca
 
 
 def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
-    """An error for each check that said nothing at all; one that left out a node is in that node's case."""
+    """An error for each check that never reported. Where it left out only some nodes, their cases say so."""
     for entry in verdict.not_reported:
         if not entry.partly:
             classname, name = junit_text.split_id(entry.check)
@@ -166,7 +166,7 @@ def _save(path: Path, cases: Sequence[Case], *_: object) -> None:
     [case] = cases
     counters = 'tests="1" failures="0" errors="1" skipped="0" time="0.000"'
     message, body = quoteattr(_text(case.message)), escape(_text(case.body))
-    atomic.write_text(
+    write_file(
         path,
         f'{_HEAD}<testsuites name="shakedown" {counters}>\n'
         f'  <testsuite name="shakedown" {counters}>\n'

@@ -1,7 +1,7 @@
-"""Pictures of the page: SVG files by matplotlib that need no style, every property an attribute.
+"""The SVG files of the page, drawn by matplotlib and free of styles: every property is an attribute.
 
 Content policies that forbid inline styles (Jenkins serves artifacts under `style-src 'self'`) also hold for
-an SVG file that is opened by itself, so matplotlib's `style="..."` is taken apart.
+an SVG file that is opened by itself, so matplotlib's `style="..."` becomes attributes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from reports import atomic
+from reports.text import write_file
 
 INK, FAINT = "#333a42", "#dfe3e8"
 PIXELS_PER_INCH = 96  # of a browser
@@ -50,19 +50,19 @@ class Picture:
 
 
 def settings(**changes: object) -> AbstractContextManager[None]:
-    """Draw and save inside this context: it makes pictures look alike."""
+    """The context in which all pictures are drawn and saved, so that they look alike."""
     return mpl.rc_context({**_SETTINGS, **changes})  # type: ignore[dict-item]
 
 
 def save(figure: Figure, report_dir: Path, picture: Picture, names: Mapping[str, str] | None = None) -> None:
-    """Write a figure as the picture's file. `names`, by gid, are what a pointer on a part of it shows."""
+    """Write a figure as the picture's file. `names` are tooltips of its parts, by their gid."""
     buffer = StringIO()
     metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
     with warnings.catch_warnings():
         # A viewer may have the letter that our font lacks, and a warning may be an error.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format="svg", metadata=metadata)
-    atomic.write_text(report_dir / picture.file, without_styles(buffer.getvalue(), names or {}))
+    write_file(report_dir / picture.file, without_styles(buffer.getvalue(), names or {}))
 
 
 def pixels(figure: Figure) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.hostlist import fold
-from reports.page import drawing, figures
+from reports import notation
+from reports.page import drawing
 from reports.page.drawing import FAINT, INK, Picture
 from reports.record import CheckRecord, Outcome
 
@@ -28,7 +28,7 @@ _TICKS = 7
 
 @dataclass(frozen=True)
 class Curve:
-    """One sweep: sizes and GB/s, and the floors (size, GB/s) that it was held against."""
+    """One sweep: points and floors as (size in bytes, GB/s)."""
 
     label: str
     outcome: Outcome
@@ -37,7 +37,7 @@ class Curve:
 
 
 def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
-    """One picture for each collective, path and dtype that has a recorded sweep, worst news first."""
+    """One picture for each collective, path and dtype with a recorded sweep, those with trouble first."""
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     for check in checks:
         curve = _curve(check)
@@ -68,7 +68,7 @@ def _curve(check: CheckRecord) -> Curve | None:
         for judgement in check.judgements
         if judgement.metric == "busbw" and judgement.limit_value and "size" in judgement.case
     ]
-    return Curve(fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors))
+    return Curve(notation.fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors))
 
 
 def _point(entry: object) -> tuple[float, float] | None:
@@ -121,7 +121,7 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     step = max(1, math.ceil(len(sizes) / _TICKS))
     shown = sizes[::-1][::step]  # from the largest down: that is where the limits are
-    axes.set_xticks(shown, [figures.size(int(size)) for size in shown])
+    axes.set_xticks(shown, [notation.size(int(size)) for size in shown])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_ylabel("bus bandwidth, GB/s")
@@ -132,7 +132,7 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
 
 
 def _in_words(curves: Sequence[Curve]) -> str:
-    """Compare the sweeps that go up to the largest size: those of latency end where others begin."""
+    """Compare only the sweeps that reach the largest size: sweeps for latency end at small sizes."""
     largest = max(curve.points[-1][0] for curve in curves)
     curves = [curve for curve in curves if curve.points[-1][0] == largest]
     best = max(curves, key=lambda curve: curve.points[-1][1])
@@ -144,4 +144,4 @@ def _in_words(curves: Sequence[Curve]) -> str:
 
 
 def _at_the_end(curve: Curve) -> str:
-    return f"{figures.quantity(curve.points[-1][1], 'GB/s')} ({curve.label})"
+    return f"{notation.quantity(curve.points[-1][1], 'GB/s')} ({curve.label})"

@@ -27,7 +27,7 @@ ROOMS = (
     Room("fixtures/ranks/**/*.py", SENT, ("torch",), "floor 3, sent: where there is Python and torch"),
     Room(
         "fixtures/cluster/**/*.py",
-        (*CHECKING[:3], "fixtures.node.processes", "reports.clean", *RECORDS),
+        (*CHECKING[:3], "fixtures.node.processes", "reports.text", *RECORDS),
         (),
         "floor 3: measures on nodes, and judges nothing",
     ),

@@ -9,10 +9,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from reports import provenance
+from reports.decision import decide
 from reports.page import html, plots
+from reports.page.page import compare_facts
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
 
@@ -274,7 +274,7 @@ def test_a_picture_cannot_be_written_elsewhere(tmp_path: Path) -> None:
 
 def test_facts_in_which_nodes_differ_are_set_apart() -> None:
     nodes = [NodeRecord(n, "ready", facts={"driver": "570", "bios": n, "nics": [1, 2]}) for n in making.NODES]
-    found = provenance.compare([*nodes, NodeRecord("gpu03", "unreachable")])
+    found = compare_facts([*nodes, NodeRecord("gpu03", "unreachable")])
     assert found.common == {"driver": "570", "nics": "[1, 2]"}
     assert found.own == {"gpu01": {"bios": "gpu01"}, "gpu02": {"bios": "gpu02"}, "gpu03": {}}
 
@@ -302,4 +302,4 @@ def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: 
     text = (tmp_path / "report.html").read_text()
     assert "gpu02 is set aside: its link is slow" in text
     assert "planned, never reported" not in text
-    assert "1 of those that reported did so without a node that they were planned for" in text
+    assert "1 of those that reported left out a node that they were planned for" in text

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import journal as journal_module
-from reports.clean import scrub
 from reports.codec import decode, encode
 from reports.journal import Journal, JournalError, read, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
+from reports.text import scrub
 from tests.reports import making
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import junit, junit_text
+from reports.decision import decide
 from reports.record import BlameKind, Judgement, Outcome, Record
-from reports.verdict import decide
 from tests.house.tree import ROOT
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green, green_checks, journal_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from reports.decision import decide
 from reports.page import html, schedules
 from reports.record import CheckRecord
-from reports.verdict import decide
 from suites.pipeline.schedules import PLANS, Shape
 from suites.pipeline.simulator import simulate
 from tests.reports.making import NODES, check, journal_of
