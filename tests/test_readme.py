@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.run import options
 from fixtures.transport.hosts import parse
+from reports.decision import decide, exit_status
 from reports.journal import Journal
 from reports.record import (
     CheckRecord,
@@ -24,7 +25,6 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict import decide, exit_status
 from tests.faults.matrix.__main__ import parser, planned
 from tests.house.tree import ROOT, files
 

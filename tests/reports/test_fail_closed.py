@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from reports.decision import Standing, decide
 from reports.record import (
     BlameKind,
     CheckRecord,
@@ -16,7 +17,6 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict import Standing, decide
 from tests.reports import making
 from tests.reports.making import (
     ALL_ACCEPTED,

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from reports import junit
+from reports.decision import decide
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import GREEN, PAIR, alone, check, journal_of, standings
 

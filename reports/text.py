@@ -1,13 +1,16 @@
-"""What text must lose before it is written down: control bytes, terminal colours and secrets."""
+"""Text on its way into a file: it loses control bytes, terminal colours and secrets, and is written whole."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import numbers
+import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 
 REDACTED = "[redacted]"
 
@@ -35,13 +38,13 @@ _SECRET_NAME = re.compile(rf"{_ENV_NAME}|{_PLAIN_NAME}")
 
 
 def clean(text: str) -> str:
-    """`text` without terminal escapes and without any character that a report must not carry."""
+    """`text` without terminal escapes and without any character that must not stand in a report."""
     plain = _ESCAPES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
     return _ILLEGAL.sub("", plain)
 
 
 def redact(text: str) -> str:
-    """`text` without private keys, values of variables that are named like secrets, and users in URLs."""
+    """`text` without private keys, values of variables named like secrets, and users in URLs."""
     text = _PRIVATE_KEY.sub(rf"-----BEGIN \1PRIVATE KEY----- {REDACTED}", text)
     text = _ASSIGNED.sub(rf"\1{REDACTED}", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
@@ -49,21 +52,21 @@ def redact(text: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name is held to be a secret (KEY, TOKEN, SECRET, PASSWORD in it)."""
+    """Whether a variable of this name counts as a secret (KEY, TOKEN, SECRET, PASSWORD in it)."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 def first_line(text: str, limit: int = 400) -> str:
-    """The first line of `text` that says something, cut so that it fits a list."""
+    """The first line of `text` that is not blank, cut to `limit` characters."""
     lines = (" ".join(line.split()) for line in clean(text).splitlines())
     line = next((line for line in lines if line), "")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def scrub(value: object) -> object:
-    """`value` as JSON can carry it and a report may show it.
+    """`value` as plain data that JSON can hold and a report may show.
 
-    Numbers that JSON lacks become the strings "NaN", "Infinity" and "-Infinity", bytes become hexadecimal.
+    Numbers that JSON lacks become the strings "NaN", "Infinity" and "-Infinity"; bytes become hexadecimal.
     """
     if value is None or (isinstance(value, int) and not isinstance(value, Enum)):
         return value
@@ -99,8 +102,27 @@ def _scrub_container(value: object) -> object:
 
 
 def _scrub_entry(name: object, value: object) -> tuple[str, object]:
-    """One entry of a mapping; a text under a name like a secret's is dropped, a number is a measurement."""
+    """One entry of a mapping. Text under the name of a secret is dropped; a number is a measurement."""
     key = redact(clean(str(name.value if isinstance(name, Enum) else name)))
     if isinstance(value, str | bytes) and value and is_secret_name(key):
         return key, REDACTED
     return key, scrub(value)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path`, sync it to disk and rename it into place.
+
+    So `path` is the old file or the whole new one, never half of one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide the report from the CI server
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reports.decision import Standing, decide
 from reports.record import (
     CONVICTING,
     BlameKind,
@@ -13,7 +14,6 @@ from reports.record import (
     Outcome,
     Record,
 )
-from reports.verdict import Standing, decide
 from tests.reports import making
 from tests.reports.making import (
     ALL_ACCEPTED,

@@ -1,10 +1,10 @@
-"""Planned against reported: which check reported for which node, and which reports cannot be believed."""
+"""The journal held against its plan: what never reported, what contradicts itself, how the run ended."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.record import (
@@ -12,18 +12,23 @@ from reports.record import (
     Blame,
     BlameKind,
     CheckRecord,
+    EndRecord,
     Judgement,
     Outcome,
     PlannedCheck,
     PlanRecord,
     Record,
     Repeat,
+    RunRecord,
 )
+
+# pytest's exit statuses after which its session was complete: all passed, some failed, nothing collected.
+_COMPLETE = frozenset({0, 1, 5})
 
 
 @dataclass(frozen=True)
 class NotReported:
-    """A planned check and those of its nodes for which it never reported; `partly`: it did for others."""
+    """A planned check, and the nodes for which it never reported. `partly`: it did report for others."""
 
     check: str
     nodes: tuple[str, ...]
@@ -32,7 +37,7 @@ class NotReported:
 
 @dataclass(frozen=True)
 class Fault:
-    """A report that contradicts the plan or itself. No `nodes` means that it concerns them all."""
+    """A report that contradicts the plan or itself. Without `nodes` it concerns all of them."""
 
     check: str
     nodes: tuple[str, ...]
@@ -40,8 +45,8 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """`sound` are the reports to go by; a report with a fault is not among them."""
+class Audit:
+    """`sound` are the reports that can be believed: those without a fault."""
 
     planned: int | None  # None: the run has no plan
     sound: tuple[CheckRecord, ...]
@@ -49,16 +54,16 @@ class Ledger:
     faults: tuple[Fault, ...]
 
 
-def balance(records: Sequence[Record]) -> Ledger:
+def examine(records: Sequence[Record]) -> Audit:
     """Hold every planned check and node against what reported."""
     plans = [record for record in records if isinstance(record, PlanRecord)]
     planned = [check for plan in plans for check in plan.checks]
     checks = [record for record in records if isinstance(record, CheckRecord)]
     faults = (*_plan_faults(plans, planned), *_report_faults(checks, planned))
-    broken = {fault.check for fault in faults}
-    return Ledger(
+    faulty = {fault.check for fault in faults}
+    return Audit(
         planned=len(planned) if plans else None,
-        sound=tuple(check for check in checks if check.id not in broken),
+        sound=tuple(check for check in checks if check.id not in faulty),
         not_reported=tuple(_missing(checks, planned)),
         faults=faults,
     )
@@ -74,57 +79,51 @@ def _plan_faults(plans: Sequence[PlanRecord], planned: Sequence[PlannedCheck]) -
 
 
 def _report_faults(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> Iterator[Fault]:
-    wanted = {check.id: check.nodes for check in planned}
+    planned_nodes = {check.id: check.nodes for check in planned}
     times = Counter(check.id for check in checks)
     for check in checks:
-        nodes = tuple(dict.fromkeys((*check.nodes, *wanted.get(check.id, ()))))
+        nodes = tuple(dict.fromkeys((*check.nodes, *planned_nodes.get(check.id, ()))))
         if times[check.id] > 1:
             yield Fault(check.id, nodes, f"{check.name} reported {times[check.id]} times")
-        for sentence in _strays(check, wanted):
+        for sentence in _unplanned(check, planned_nodes):
             yield Fault(check.id, nodes, sentence)
-        for sentence in contradictions(check):
-            yield Fault(check.id, nodes, f"{check.name} {sentence}")
+        for predicate in contradictions(check):
+            yield Fault(check.id, nodes, f"{check.name} {predicate}")
 
 
-def _strays(check: CheckRecord, wanted: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    if check.id not in wanted:
+def _unplanned(check: CheckRecord, planned_nodes: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    if check.id not in planned_nodes:
         yield f"{check.name} reported but was never planned"
-    elif strangers := [node for node in check.nodes if node not in wanted[check.id]]:
+    elif strangers := [node for node in check.nodes if node not in planned_nodes[check.id]]:
         yield f"{check.name} reported for {', '.join(strangers)}, which its plan does not name"
 
 
 def contradictions(check: CheckRecord) -> Iterator[str]:
-    """Why this report cannot be taken at its word (a predicate without subject); nothing when it can.
+    """Why this report cannot be believed: predicates whose subject is the check. Nothing when it can.
 
-    A check of no node, as those of the self-check are, judges none: it may pass and blame whom it met.
+    A check without nodes, such as those of the self-check, judges none, so it may pass and still blame one.
     """
     if check.outcome is Outcome.PASS:
         yield from _hollow_pass(check)
     if check.outcome is Outcome.NOT_APPLICABLE and not check.reason.strip():
         yield "is n/a without a reason"
-    for blame in _all_blame(check) if check.nodes else ():
+    for blame in (blame for part in check.parts for blame in part.blame) if check.nodes else ():
         if outside := [node for node in blame.nodes if node not in check.nodes]:
             yield f"blames {', '.join(outside)}, which took no part in it"
-    yield from _repeated_wrongly(check)
+    yield from _wrong_repeats(check)
 
 
-def _all_blame(check: CheckRecord) -> Iterator[Blame]:
-    yield from check.blame
-    for repeat in check.repeats:
-        yield from repeat.blame
-
-
-def _repeated_wrongly(check: CheckRecord) -> Iterator[str]:
-    """Only a check that did not pass is repeated, and each time on fewer nodes: never until it passes."""
-    before, outcome = check.nodes, check.outcome
+def _wrong_repeats(check: CheckRecord) -> Iterator[str]:
+    """No check is repeated until it passes: only one that did not pass is repeated, and on fewer nodes."""
+    nodes, outcome = check.nodes, check.outcome
     for repeat in check.repeats:
         if outcome not in (Outcome.FAIL, Outcome.UNCHECKED):
             yield f"was repeated although it was {outcome.value}"
-        if not repeat.nodes or not set(repeat.nodes) < set(before):
+        if not repeat.nodes or not set(repeat.nodes) < set(nodes):
             yield "was repeated without leaving a node out"
         if repeat.outcome is Outcome.PASS:
             yield from _hollow_pass(repeat)
-        before, outcome = repeat.nodes, repeat.outcome
+        nodes, outcome = repeat.nodes, repeat.outcome
 
 
 def _hollow_pass(check: CheckRecord | Repeat) -> Iterator[str]:
@@ -150,9 +149,9 @@ def _compared(judgement: Judgement) -> bool:
 def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
     """The nodes that this check's evidence convicts.
 
-    A blame that names two nodes cannot say which of them it is and convicts neither. Wrong data and what
-    came back when it was run again count whatever else became of the check, other evidence only in a check
-    that was judged and failed.
+    Blame that names two nodes cannot say which of them is bad, and convicts neither. Wrong data, and a fault
+    that came back when the case was run again, count whatever the check ended in; other evidence counts only
+    in a check that was judged and failed.
     """
     for part in check.parts:
         for blame in part.blame:
@@ -162,16 +161,16 @@ def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
 
 
 def last_word(check: CheckRecord, node: str) -> CheckRecord | Repeat:
-    """What the check says of a node in the end: its last repeat if the node took part in that, else itself.
+    """What counts for a node: the last repeat that it took part in, or the check itself.
 
-    A node that a repeat left out keeps the outcome that was there before it.
+    A node that a repeat left out keeps the outcome from before that repeat.
     """
-    said: CheckRecord | Repeat = check
+    last: CheckRecord | Repeat = check
     for repeat in check.repeats:
         if node not in repeat.nodes:
             break
-        said = repeat
-    return said
+        last = repeat
+    return last
 
 
 def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> Iterator[NotReported]:
@@ -182,3 +181,30 @@ def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> 
         silent = tuple(node for node in entry.nodes if node not in reported.get(entry.id, set()))
         if silent or entry.id not in reported:
             yield NotReported(entry.id, silent, partly=entry.id in reported)
+
+
+def head(records: Iterable[Record]) -> RunRecord | None:
+    """The run record, if the journal has one."""
+    return next((record for record in records if isinstance(record, RunRecord)), None)
+
+
+def cut_short(records: Sequence[Record]) -> str:
+    """Why the run ended before its plan was done; "" when it did not."""
+    if head(records) is None:
+        return "the journal has no head, so nothing says what was run"
+    if not any(isinstance(record, PlanRecord) for record in records):
+        return "it ended before it had a plan"
+    return _bad_end(records)
+
+
+def _bad_end(records: Sequence[Record]) -> str:
+    ends = [record for record in records if isinstance(record, EndRecord)]
+    if why := next((end.cut_short for end in ends if end.cut_short), ""):
+        return why
+    if not ends:
+        return "it ended without a word, so it was killed or its machine went down"
+    if len(ends) > 1 or records[-1] is not ends[0]:
+        return "the journal goes on after its end"
+    if ends[0].pytest_status not in _COMPLETE:
+        return f"pytest ended with status {ends[0].pytest_status}"
+    return ""

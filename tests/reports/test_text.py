@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.clean import clean, first_line, redact, scrub
 from reports.record import Outcome
+from reports.text import clean, first_line, redact, scrub, write_file
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
 
@@ -112,3 +112,24 @@ def test_the_first_line_that_says_something_stands_alone() -> None:
     assert first_line("\n  \n a   sentence \nand more") == "a sentence"
     assert first_line("x" * 500, 10) == "x" * 9 + "…"
     assert first_line("") == ""
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "accepted.txt"
+    write_file(path, "old\n")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="no"):
+        write_file(path, "new\n")
+    assert path.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reports_can_be_read_by_the_ci_server(tmp_path: Path) -> None:
+    write_file(tmp_path / "x", "")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644

@@ -1,6 +1,6 @@
-"""The answer: every node accepted, rejected or unproven, and the exit status that says so.
+"""The decision: every node accepted, rejected or unproven, and the exit status that says so.
 
-Pure: from the records of a run alone. A node is accepted only when every check planned for it reported,
+It is made from the records of a run alone. A node is accepted only if every check planned for it reported,
 none of them speaks against it, at least one passed, and nothing about the run as a whole forbids it.
 """
 
@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from reports.clean import first_line
-from reports.evidence import Finding, Weight, collect, cut_short, head, run_level
-from reports.ledger import Fault, Ledger, NotReported, balance, last_word
+from reports.audit import Audit, Fault, NotReported, cut_short, examine, head, last_word
+from reports.objections import Objection, Weight, collect, refusals
 from reports.record import (
     READY,
     SET_ASIDE,
@@ -26,10 +25,11 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from reports.text import first_line
 
 
 class Standing(str, Enum):
-    """What a node is, at the end of a run."""
+    """What becomes of a node at the end of a run."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -38,7 +38,7 @@ class Standing(str, Enum):
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """One node's answer: why, in one sentence, and the ids of the checks that decided it."""
+    """The answer for one node: the reason in one sentence, and the ids of the checks that decided it."""
 
     node: str
     standing: Standing
@@ -49,7 +49,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Blamed:
-    """What the evidence of one check names; `check` is "" where the run itself found a node gone."""
+    """The part that the evidence of a check names; `check` is "" for a node that the run itself lost."""
 
     check: str
     blame: Blame
@@ -57,7 +57,7 @@ class Blamed:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """The answer of a whole run. `refusals` say why the run as a whole can accept nobody."""
+    """The answer for a whole run. `refusals` say why the run as a whole can accept nobody."""
 
     run_id: str
     workload: str
@@ -78,11 +78,15 @@ class RunVerdict:
 
 
 def decide(records: Sequence[Record]) -> RunVerdict:
-    """Judge every node that the records know."""
-    ledger = balance(records)
+    """Judge every node that the records name."""
+    audit = examine(records)
     run = head(records)
     everyone = _everyone(records)
-    findings = [*collect(records, ledger, everyone), *_unrecognised(run, records), *_strangers(run, everyone)]
+    objections = [
+        *collect(records, audit, everyone),
+        *_unrecognised(run, records),
+        *_strangers(run, everyone),
+    ]
     checks = [record for record in records if isinstance(record, CheckRecord)]
     return RunVerdict(
         run_id=run.run_id if run else "",
@@ -90,33 +94,33 @@ def decide(records: Sequence[Record]) -> RunVerdict:
         hardware=_hardware(run, records),
         selection=run.selection if run else "",
         cut_short=cut_short(records),
-        planned=ledger.planned,
-        nodes=tuple(_nodes(everyone, run, ledger, findings)),
+        planned=audit.planned,
+        nodes=tuple(_nodes(everyone, run, audit, objections)),
         outcomes=Counter(check.outcome for check in checks),
         blame=tuple(_blame(records, checks)),
-        not_reported=ledger.not_reported,
-        faults=ledger.faults,
-        refusals=tuple(run_level(records, ledger)),
+        not_reported=audit.not_reported,
+        faults=audit.faults,
+        refusals=tuple(refusals(records, audit)),
     )
 
 
 def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator[Blamed]:
-    """Yield what the checks name, who failed alone, and who is gone without a check that says so."""
+    """Yield what the checks name, the nodes that failed alone, and the lost nodes that no check names."""
     named = [Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame]
     alone = [check for check in checks if check.failed_alone]
     named += [Blamed(check.id, Blame(BlameKind.NODE, check.nodes, check.reason)) for check in alone]
     yield from named
-    known = {node for one in named for node in one.blame.nodes}
+    known = {node for blamed in named for node in blamed.blame.nodes}
     last = {record.name: record for record in records if isinstance(record, NodeRecord)}
     for node in last.values():
         if node.state not in (READY, SET_ASIDE) and node.name not in known:
-            yield Blamed("", Blame(BlameKind.LOST, (node.name,), node.said))
+            yield Blamed("", Blame(BlameKind.LOST, (node.name,), node.sentence))
 
 
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
     """0 all accepted, 1 a node is rejected, 2 cut short or something unproven, 5 nothing was collected.
 
-    A selection ends as pytest users expect: 1 when a check failed, was not judged or blames somebody, else 0.
+    A selection ends as pytest users expect: 1 if a check failed, was not judged or blames a part, else 0.
     """
     if any(isinstance(record, PlanRecord) for record in records) and verdict.planned == 0:
         return 5
@@ -151,24 +155,24 @@ def _everyone(records: Sequence[Record]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _unrecognised(run: RunRecord | None, records: Sequence[Record]) -> list[Finding]:
-    """With `--hardware auto` each node says which hardware file it answers to, or is judged by none."""
+def _unrecognised(run: RunRecord | None, records: Sequence[Record]) -> list[Objection]:
+    """With `--hardware auto` each node must match a hardware file, or no limit was held against it."""
     if run is None or run.hardware != "auto":
         return []
     nodes = [record for record in records if isinstance(record, NodeRecord)]
     known = {node.name for node in nodes if node.hardware not in ("", "none")}
     return [
-        Finding(node.name, Weight.RUN, "its hardware is in no hardware file, so nothing was asked of it")
+        Objection(node.name, Weight.RUN, "its hardware is in no hardware file, so nothing was asked of it")
         for node in nodes
         if node.name not in known
     ]
 
 
-def _strangers(run: RunRecord | None, everyone: Sequence[str]) -> list[Finding]:
+def _strangers(run: RunRecord | None, everyone: Sequence[str]) -> list[Objection]:
     """A node that the hosts file does not name cannot be handed back to anybody."""
     hosts = run.hosts if run else {}
     return [
-        Finding(name, Weight.FAULT, "the run's hosts do not name this node")
+        Objection(name, Weight.FAULT, "the run's hosts do not name this node")
         for name in everyone
         if name not in hosts
     ]
@@ -177,18 +181,18 @@ def _strangers(run: RunRecord | None, everyone: Sequence[str]) -> list[Finding]:
 def _hardware(run: RunRecord | None, records: Sequence[Record]) -> str:
     if run is None or run.hardware != "auto":
         return run.hardware if run else ""
-    found = {record.hardware for record in records if isinstance(record, NodeRecord) and record.hardware}
-    return ", ".join(sorted(found)) or "not recognised"
+    names = {record.hardware for record in records if isinstance(record, NodeRecord) and record.hardware}
+    return ", ".join(sorted(names)) or "not recognised"
 
 
 def _nodes(
-    everyone: Sequence[str], run: RunRecord | None, ledger: Ledger, findings: Sequence[Finding]
+    everyone: Sequence[str], run: RunRecord | None, audit: Audit, objections: Sequence[Objection]
 ) -> Iterator[NodeVerdict]:
-    against: dict[str, list[Finding]] = {}
-    for one in sorted(findings, key=lambda one: one.weight):
-        against.setdefault(one.node, []).append(one)
+    against: dict[str, list[Objection]] = {}
+    for objection in sorted(objections, key=lambda objection: objection.weight):
+        against.setdefault(objection.node, []).append(objection)
     passed: dict[str, list[str]] = {}
-    for check in ledger.sound:
+    for check in audit.sound:
         for name in check.nodes:
             if last_word(check, name).outcome is Outcome.PASS:
                 passed.setdefault(name, []).append(check.id)
@@ -197,24 +201,24 @@ def _nodes(
         yield _judge(name, line, against.get(name, []), passed.get(name, []))
 
 
-def _judge(name: str, line: str, mine: Sequence[Finding], passed: Sequence[str]) -> NodeVerdict:
-    rejecting = [one for one in mine if one.weight <= Weight.CONVICTED]
+def _judge(name: str, line: str, against: Sequence[Objection], passed: Sequence[str]) -> NodeVerdict:
+    rejecting = [objection for objection in against if objection.weight <= Weight.CONVICTED]
     if rejecting:
         return NodeVerdict(name, Standing.REJECTED, _sentence(rejecting), _ids(rejecting), line)
-    if mine:
-        return NodeVerdict(name, Standing.UNPROVEN, _sentence(mine), _ids(mine), line)
+    if against:
+        return NodeVerdict(name, Standing.UNPROVEN, _sentence(against), _ids(against), line)
     if not passed:
         return NodeVerdict(name, Standing.UNPROVEN, "no check judged this node", (), line)
     reason = f"{len(passed)} check{'s' if len(passed) > 1 else ''} passed, none speaks against it"
     return NodeVerdict(name, Standing.ACCEPTED, reason, tuple(passed), line)
 
 
-def _sentence(findings: Sequence[Finding]) -> str:
-    """The gravest finding, and how many other checks say something like it."""
-    others = len(_ids(findings)) - 1 if findings[0].check else 0
+def _sentence(objections: Sequence[Objection]) -> str:
+    """The gravest objection, and how many other checks object as well."""
+    others = len(_ids(objections)) - 1 if objections[0].check else 0
     more = f" (and {others} more check{'s' if others > 1 else ''})" if others > 0 else ""
-    return first_line(findings[0].sentence) + more
+    return first_line(objections[0].sentence) + more
 
 
-def _ids(findings: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.check for one in findings if one.check))
+def _ids(objections: Sequence[Objection]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(objection.check for objection in objections if objection.check))
