@@ -4,8 +4,8 @@
 #   make accept HOSTS=nodes.txt ARGS="--workload nodes"  judge the nodes of a hosts file
 #   make test                                            test the tester (Linux; the lab needs root)
 #
-# and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the fault
-# matrix: hours; ARGS="--rows link-*"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
+# and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the catalogue
+# of faults: hours; ARGS="-k link"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean.
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
 # 2; a CI server that wants the status itself calls `make setup` and then `.venv/bin/pytest suites/ ...`.
@@ -44,13 +44,13 @@ test: lint .venv/.lab
 	exit $$status
 
 long: .venv/.lab
-	@$(BIN)/pytest tests/ -m 'long and not quiet' $(ARGS)
+	@$(BIN)/pytest tests/ -m 'long and not quiet and not catalogue' $(ARGS)
 
 timing: .venv/.lab
 	@$(BIN)/pytest tests/ -m quiet $(ARGS)
 
 faults: .venv/.lab
-	@$(BIN)/python -m tests.faults.matrix $(ARGS)
+	@$(BIN)/pytest tests/faults -m catalogue $(ARGS)
 
 lint: .venv/.test
 	@$(BIN)/ruff check --quiet $(CHECKED)

@@ -64,6 +64,14 @@ class Finished:
         records = map(json.loads, (self.report / "results.jsonl").read_text().splitlines())
         return [record for record in records if record["type"] == "check"]
 
+    def inventory(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The checks of the inventory, by node and subject."""
+        checks = [check for check in self.checks() if "test_inventory[" in check["id"]]
+        subjects = [check["name"].partition("[")[2].partition("-")[0] for check in checks]
+        found = {(check["nodes"][0], subject): check for subject, check in zip(subjects, checks, strict=True)}
+        assert len(found) == len(checks)
+        return found
+
     def faults(self) -> list[str]:
         """The message of every failure and error in junit.xml."""
         root = ElementTree.parse(self.report / "junit.xml").getroot()  # noqa: S314 - our own file
