@@ -90,9 +90,8 @@ def _kinds(expect: Expect, said: Said) -> Iterator[str]:
 
 
 def _names(expect: Expect, drawn: Sequence[str], said: Said) -> Iterator[str]:
-    if expect.names is Names.EACH:
-        wanted = [(node,) for node in drawn]
-    else:
+    wanted: list[Pair] = [(node,) for node in drawn]
+    if expect.names is not Names.EACH:
         wanted = [() if expect.names is Names.NOBODY else _shape(DIRECTED, tuple(drawn), expect.names)]
     named = {_shape(kind, nodes, expect.names) for kind, nodes, _ in said.blame if kind in expect.kinds}
     for pair in wanted if expect.kinds else ():

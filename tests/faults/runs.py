@@ -99,10 +99,13 @@ class Running:
         journal = self.report / "results.jsonl"
         return journal.exists() and any(map(_starts_cases, journal.read_text().splitlines(keepends=True)))
 
-    def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 120.0) -> None:
+    def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 240.0) -> None:
         """Until the journal says something."""
         journal = self.report / "results.jsonl"
-        assert wait_until(lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1)
+        there = wait_until(
+            lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1
+        )
+        assert there, f"{journal} does not say what was waited for"
 
 
 def _starts_cases(line: str) -> bool:
@@ -119,6 +122,7 @@ def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) ->
 def left_on(lab: Lab, node: str) -> list[str]:
     """What of ours is on a node."""
     done = lab.on(node, [sys.executable, "-c", LEFT])
+    assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
 
 

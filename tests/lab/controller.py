@@ -15,7 +15,7 @@ from reports.record import Record
 
 @contextmanager
 def opened(
-    arguments: Sequence[str], run_id: str, keep: Callable[[Record], object] = lambda _: None
+    arguments: Sequence[str], run_id: str, keep: Callable[[Record], None] = lambda _: None
 ) -> Iterator[Cluster]:
     """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, hand on its records, and leave it clean."""
     hosts, ssh_config, known_hosts, python = arguments

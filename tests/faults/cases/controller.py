@@ -27,7 +27,7 @@ from fixtures.blame.testers import LinksOnly
 from fixtures.check.plan import NETWORK, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.cluster import Cluster
-from fixtures.cluster.measurement import CaseRequest, Measurement, World
+from fixtures.cluster.measurement import CaseRequest, Measurement, Unchecked, World
 from fixtures.node.processes import wait_until
 from fixtures.run.provenance import ROOT
 from reports.record import JobRecord, Record
@@ -188,9 +188,8 @@ print(b"".join(open(path, "rb").read() for path in glob.glob(job + "/progress.*"
 def in_phase(lab: Lab, node: str, phase: str, deadline_s: float = 90.0) -> None:
     """Wait until a rank of a node is in a phase, read as its supervisor does."""
     argv = [sys.executable, "-S", "-c", _PROGRESS]
-    assert wait_until(lambda: phase in lab.on(node, argv).stdout, deadline_s, poll_s=0.1), (
-        f"{phase} on {node}?"
-    )
+    there = wait_until(lambda: phase in lab.on(node, argv).stdout, deadline_s, poll_s=0.1)
+    assert there, f"{phase} on {node}? {lab.on(node, argv)}"
 
 
 # the controller
@@ -210,6 +209,7 @@ class _Calls:
         told = {"nodes": nodes, "ready": self._cluster.ready(), "jobs": self._jobs}
         if isinstance(answer, Measurement):
             return {**told, "ok": True, "text": "", "sign": "", "blame": [], "detail": ""}
+        assert isinstance(answer, Unchecked), answer
         blame = [asdict(each) for each in answer.blame]
         wrong = {"text": str(answer), "sign": answer.sign, "blame": blame, "detail": answer.detail}
         return {**told, "ok": False, **wrong}

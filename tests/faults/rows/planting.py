@@ -19,13 +19,12 @@ START_S = 20.0
 def at_work(scene: Scene, running: Running) -> None:
     """Wait until ranks have done some cases and are at the next; what must later be gone is there now."""
     running.wait_for(lambda journal: journal.count('"type":"check","id":"suites/collectives') >= CHECKS)
-    for node in scene.lab.nodes:
-        there = wait_until(lambda node=node: _kinds_left(scene, node) >= OURS, START_S, poll_s=0.1)
-        assert there, f"on {node} there are only {_kinds_left(scene, node)}"
+    there = wait_until(lambda: all(_has_ours(scene, node) for node in scene.lab.nodes), START_S, poll_s=0.1)
+    assert there, f"a run is at work, and some node does not have {OURS}"
 
 
-def _kinds_left(scene: Scene, node: str) -> set[str]:
-    return {line.split()[0] for line in left_on(scene.lab, node)}
+def _has_ours(scene: Scene, node: str) -> bool:
+    return {line.split()[0] for line in left_on(scene.lab, node)} >= OURS
 
 
 def later(do: Plant) -> During:
