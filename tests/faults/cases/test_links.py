@@ -1,4 +1,4 @@
-"""Rounds over shaped links: the ways that are bad are found bad in every round, and no other ever."""
+"""Rounds and searches over shaped links: what is bad is found bad in every round, and nothing else ever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.rounds import Round, Rounds, rounds, schedule
+from tests.faults.cases.controller import Controller, Round, controller, schedule
+from tests.faults.trial import Campaign, draw
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
@@ -20,9 +21,9 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def tried(lab: Lab) -> Iterator[Rounds]:
+def tried(lab: Lab) -> Iterator[Controller]:
     """One controller for all tests, so that its memory of healthy links meets every fault."""
-    with rounds(lab) as opened:
+    with controller(lab) as opened:
         yield opened
 
 
@@ -38,7 +39,7 @@ def holds(found: Round, bad: Ways) -> None:
 
 @pytest.mark.parametrize("hogs", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_healthy_lab_has_no_more_bad_readings_in_ten_rounds_than_a_search_allows_for(
-    lab: Lab, tried: Rounds, hogs: int
+    lab: Lab, tried: Controller, hogs: int
 ) -> None:
     """One in a hundred (`Rules.false_alarm`): of these 80 on a busy machine two at most, and none twice."""
     lab.hog("n02", hogs)
@@ -58,7 +59,7 @@ def test_a_healthy_lab_has_no_more_bad_readings_in_ten_rounds_than_a_search_allo
     ("direction", "sends", "receives"), [("both", True, True), ("tx", True, False), ("rx", False, True)]
 )
 def test_a_node_that_is_a_tenth_slower_is_bad_in_its_direction_and_nobody_else_is(
-    lab: Lab, tried: Rounds, direction: str, sends: bool, receives: bool
+    lab: Lab, tried: Controller, direction: str, sends: bool, receives: bool
 ) -> None:
     lab.shape("n03", "180mbit", direction)  # type: ignore[arg-type]
     try:
@@ -72,7 +73,7 @@ def test_a_node_that_is_a_tenth_slower_is_bad_in_its_direction_and_nobody_else_i
         lab.heal("n03")
 
 
-def test_a_way_that_is_many_times_slower_is_still_one_way(lab: Lab, tried: Rounds) -> None:
+def test_a_way_that_is_many_times_slower_is_still_one_way(lab: Lab, tried: Controller) -> None:
     lab.shape("n02", "30mbit", "tx")
     try:
         for pairs in schedule(lab.nodes, 2):
@@ -83,7 +84,7 @@ def test_a_way_that_is_many_times_slower_is_still_one_way(lab: Lab, tried: Round
 
 @pytest.mark.long
 def test_a_cable_that_comes_loose_now_and_then_is_seen_with_more_than_one_partner(
-    lab: Lab, tried: Rounds
+    lab: Lab, tried: Controller
 ) -> None:
     lab.flap("n03", 0.2, 1.0)
     try:
@@ -95,7 +96,7 @@ def test_a_cable_that_comes_loose_now_and_then_is_seen_with_more_than_one_partne
     assert len({frozenset(ends) for bad in seen for ends in bad}) > 1
 
 
-def test_one_path_that_is_slow_is_one_way(lab: Lab, tried: Rounds) -> None:
+def test_one_path_that_is_slow_is_one_way(lab: Lab, tried: Controller) -> None:
     lab.shape_path("n02", "n04", "160mbit")
     try:
         for pairs in schedule(lab.nodes, 3):
@@ -105,7 +106,7 @@ def test_one_path_that_is_slow_is_one_way(lab: Lab, tried: Rounds) -> None:
 
 
 @pytest.mark.long
-def test_two_nodes_of_four_that_are_slow_at_once(lab: Lab, tried: Rounds) -> None:
+def test_two_nodes_of_four_that_are_slow_at_once(lab: Lab, tried: Controller) -> None:
     for node in ("n01", "n04"):
         lab.shape(node, "180mbit")
     try:
@@ -118,7 +119,7 @@ def test_two_nodes_of_four_that_are_slow_at_once(lab: Lab, tried: Rounds) -> Non
 
 
 def test_a_pair_that_reaches_each_other_no_more_is_bad_and_the_others_are_good(
-    lab: Lab, tried: Rounds
+    lab: Lab, tried: Controller
 ) -> None:
     lab.blackhole("n02", "n03")
     try:
@@ -131,7 +132,7 @@ def test_a_pair_that_reaches_each_other_no_more_is_bad_and_the_others_are_good(
 
 
 @pytest.mark.long
-def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried: Rounds) -> None:
+def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried: Controller) -> None:
     """Small messages pass both ways, and large ones from n02 do not."""
     lab.mtu("n02", 9000)
     lab.mtu("n03", 9000)  # so that the two agree on large packets, which the switch between them drops
@@ -147,7 +148,7 @@ def test_packets_of_one_size_that_are_lost_one_way_are_that_way(lab: Lab, tried:
 
 @pytest.mark.long
 def test_ranks_that_share_a_nic_are_one_way() -> None:
-    with Lab.up(nodes=4, rate="200mbit", slots=2) as lab, rounds(lab) as tried:
+    with Lab.up(nodes=4, rate="200mbit", slots=2) as lab, controller(lab) as tried:
         lab.shape("n03", "180mbit", "tx")
         for pairs in schedule(lab.nodes, 3):
             found = tried.pairs(*pairs)
@@ -157,9 +158,21 @@ def test_ranks_that_share_a_nic_are_one_way() -> None:
 
 def test_nobody_is_called_good_for_being_as_slow_as_its_only_partner() -> None:
     """With two nodes there are no others: the hardware file says what a way must do."""
-    with Lab.up(nodes=2, rate="200mbit") as lab, rounds(lab) as tried:
+    with Lab.up(nodes=2, rate="200mbit") as lab, controller(lab) as tried:
         holds(tried.pairs(("n01", "n02")), set())
         lab.shape("n02", "180mbit")
         holds(tried.pairs(("n01", "n02")), {("n01", "n02"), ("n02", "n01")})
         lab.shape("n02", "200mbit", "rx")
         holds(tried.pairs(("n01", "n02")), {("n02", "n01")})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [4, 8, 16, 32])
+def test_a_search_among_many_names_the_one_link_that_is_a_tenth_slow(nodes: int, campaign: Campaign) -> None:
+    """All links together stay below 800 Mbit/s, so that one machine can be all of these nodes."""
+    with Lab.up(nodes, "25mbit") as lab, controller(lab, mbit=25.0) as links:
+        [slow] = draw(lab.nodes, 1, campaign.seed, f"slow link of {nodes}", 0)
+        lab.shape(slow, "22.5mbit")
+        found = links.search(campaign.seed)
+    print(f"{found.rounds} rounds, {found.seconds:.0f} s")
+    assert found.named == [["nic", [slow]]], found.sentence

@@ -7,11 +7,12 @@ unproven. With NICs alone they run on CPUs and are accepted.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.faults.matrix.row import Expect, Row, Scene, rejected
+from tests.faults.rows.row import Expect, Row, Scene, rejected, with_file
+from tests.faults.runs import Finished
 from tests.fixtures.node.inventory.h100_node import rails, write_node
 
 ISLAND = """
@@ -33,7 +34,21 @@ nic_state = "ACTIVE"
 OF_GPUS = ("root/proc/driver", "root/sys/module/nvidia", "root/sys/module/nvidia_peermem")
 
 
-def _dressed(scene: Scene, undress: Callable[[Path], None], faults: Mapping[str, Any]) -> None:
+def only(*subjects: str) -> Callable[[Scene, Finished], Iterator[str]]:
+    """Of the inventory these subjects fail on the nodes with the fault, and nothing else does anywhere."""
+
+    def complaints(scene: Scene, done: Finished) -> Iterator[str]:
+        found = done.inventory()
+        assert found, "no inventory was judged"
+        for (node, subject), check in found.items():
+            bad = node in scene.drawn and subject in subjects
+            if (check["outcome"] == "fail") != bad:
+                yield f"{subject} of {node} is {check['outcome']}: {check['reason']}"
+
+    return complaints
+
+
+def _dressed(scene: Scene, undress: Callable[[Path], object], faults: Mapping[str, Any]) -> None:
     """Dress every node, those that were drawn with faults."""
     for machine, node in enumerate(scene.lab.nodes, 1):
         folder = scene.place / "dress" / node
@@ -51,27 +66,19 @@ def _without_gpus(folder: Path) -> None:
             shutil.rmtree(device)
 
 
-def _with_file(scene: Scene) -> tuple[str, ...]:
-    file = scene.place / "lab-infiniband.toml"
-    file.write_text(ISLAND)
-    return "--hardware", str(file)
+def _railed(scene: Scene) -> None:
+    """Give every node eight NICs, each in its rail's subnet but for two of the nodes that were drawn."""
+    _dressed(scene, _without_gpus, {})
+    for machine, node in enumerate(scene.lab.nodes, 1):
+        scene.lab.rails(node, rails(machine, swapped=node in scene.drawn))
 
 
 def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
     """A row on nodes with eight GPUs, of which no rank can start."""
-    expect = Expect(
-        (1,),
-        ("rejected",),
-        ("node", "device"),
-        words=(words,),
-        healthy=("unproven",),
-        stray=("lost", "crash"),
-    )
+    kinds, stray = ("node", "device"), ("lost", "crash")
     return Row(
-        name,
-        catalogue,
-        fault,
-        expect,
+        *(name, catalogue, fault),
+        Expect((1,), ("rejected",), kinds, words=(words,), healthy=("unproven",), stray=stray),
         lambda scene: _dressed(scene, lambda _: None, faults),
         workload="nodes",
         arguments=lambda _: (),
@@ -81,21 +88,12 @@ def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Ro
 def _nic(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
     """A row on nodes with eight NICs and no GPU."""
     return Row(
-        name,
-        catalogue,
-        fault,
+        *(name, catalogue, fault),
         rejected("node", "nic", "device", words=(words,)),
         lambda scene: _dressed(scene, _without_gpus, faults),
         workload="nodes",
-        arguments=_with_file,
+        arguments=with_file(ISLAND),
     )
-
-
-def _railed(scene: Scene) -> None:
-    """Give every node eight NICs, each in its rail's subnet but for two of the nodes that were drawn."""
-    _dressed(scene, _without_gpus, {})
-    for machine, node in enumerate(scene.lab.nodes, 1):
-        scene.lab.rails(node, rails(machine, swapped=node in scene.drawn))
 
 
 HARDWARE = (
@@ -103,27 +101,24 @@ HARDWARE = (
     _nic("port-down", 3, "one port of eight is down", "DOWN", port_down=2),
     _nic("port-slow", 1, "one port of eight at half its rate", "200", nics={3: {"rate": "200"}}),
     _nic(
-        "nic-firmware",
-        19,
-        "one NIC with another firmware",
-        "NIC firmware",
+        *("nic-firmware", 19, "one NIC with another firmware", "NIC firmware"),
         nics={2: {"firmware": "28.36.1010"}},
     ),
     Row(
-        "rails-swapped",
-        8,
-        "two rails of one node are in each other's subnet",
+        *("rails-swapped", 8, "two rails of one node are in each other's subnet"),
         rejected("node", words=("mlx5_2 is in 10.0.3.0/24", "mlx5_3 is in 10.0.2.0/24")),
         _railed,
         workload="nodes",
-        arguments=_with_file,
+        arguments=with_file(ISLAND),
+        complaints=only("peers"),
     ),
     _gpu("gpu-missing", 11, "seven GPUs of eight", "number of GPUs is 7", missing_gpu=2),
     _gpu("pcie-width", 11, "one GPU with 8 PCIe lanes", "PCIe width is 8", gpus={5: {"width": 8}}),
     _gpu("driver-differs", 19, "another driver", "driver is 535.183.01", driver="535.183.01"),
     _gpu("ecc-error", 14, "an uncorrected memory error", "uncorrected", gpus={3: {"uncorrected": 1}}),
     _gpu(
-        "fabric-manager", 10, "fabric manager has failed", "fabric manager is failed", fabric_manager="failed"
+        *("fabric-manager", 10, "fabric manager has failed", "fabric manager is failed"),
+        fabric_manager="failed",
     ),
     _gpu("gpudirect-off", 4, "no GPUDirect module", "path from NICs to GPU memory", peermem=False),
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fixtures.cluster.contact import CONNECT_S
-from tests.faults.at_work import RANKS, Answered, AtWork, in_phase
+from tests.faults.cases.controller import Answered, Controller, in_phase
+from tests.faults.rows.planting import RANK
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
@@ -38,27 +37,27 @@ def endless(collective: str) -> dict[str, object]:
     return {"collective": collective, "dtype": "int32", "elements": [65536], "iterations": 1_000_000}
 
 
-def begun(lab: Lab, work: AtWork, collective: str) -> None:
+def begun(lab: Lab, work: Controller, collective: str) -> None:
     """All ranks are in the middle of it."""
     assert work.run("nodes.present", {}).ok
     work.begin("collectives.exact", endless(collective), deadline_s=DEADLINE_S)
     in_phase(lab, "n04", "exact 65536")
 
 
-def goes_on(work: AtWork) -> Answered:
+def goes_on(work: Controller) -> Answered:
     """The next case finds a job."""
     answer = work.run("nodes.present", {})
     assert answer.ok, answer.text
     return answer
 
 
-def test_a_stopped_rank_is_named_and_what_the_others_wait_in(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_what_the_others_wait_in() -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = AtWork(lab, tmp_path)
+        work = Controller(lab)
         begun(lab, work, "all_reduce")
-        lab.stop("n02", RANKS)
+        lab.stop("n02", RANK)
         answer = work.answer()
-        assert goes_on(work).nodes == NODES
+        assert goes_on(work).nodes == [*NODES]
     assert (answer.sign, answer.named) == ("hang", [("hang", ["n02"], 1)])
     assert answer.text.startswith(
         "hang: rank 1 on n02 (cpu) did not arrive: stopped in collectives.exact, phase"
@@ -70,11 +69,11 @@ def test_a_stopped_rank_is_named_and_what_the_others_wait_in(tmp_path: Path) -> 
     assert answer.jobs[-1][1] == answer.text
 
 
-def test_a_rank_that_never_issues_its_part_of_asynchronous_work(tmp_path: Path) -> None:
+def test_a_rank_that_never_issues_its_part_of_asynchronous_work() -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
         for node in lab.nodes:
             lab.patch_torch(node, ASYNCHRONOUS)
-        work = AtWork(lab, tmp_path)
+        work = Controller(lab)
         assert work.run("probe.issued", {"absent": -1, "rounds": 3}).ok
         answer = work.run("probe.issued", {"absent": 2, "rounds": 5}, deadline_s=5.0)
     assert (answer.sign, answer.named) == ("hang", [("hang", ["n03"], 2)])
@@ -86,14 +85,14 @@ def test_a_rank_that_never_issues_its_part_of_asynchronous_work(tmp_path: Path) 
     assert "with 7 collectives issued where the others issued 8; the others wait in" in answer.text
 
 
-def test_the_first_to_die_is_named_though_its_news_come_last(tmp_path: Path) -> None:
+def test_the_first_to_die_is_named_though_its_news_come_last() -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = AtWork(lab, tmp_path)
+        work = Controller(lab)
         begun(lab, work, "all_reduce")
         lab.stop("n03", "import json, os, shutil")  # its supervisor, which tells
-        lab.kill("n03", RANKS)
+        lab.kill("n03", RANK)
         in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
-        lab.kill("n02", RANKS)
+        lab.kill("n02", RANK)
         lab.cont("n03", "import json, os, shutil")
         answer = work.answer()
         goes_on(work)
@@ -109,9 +108,9 @@ def test_the_first_to_die_is_named_though_its_news_come_last(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", pytest.param("all_to_all", marks=pytest.mark.long)])
-def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(tmp_path: Path, collective: str) -> None:
+def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(collective: str) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = AtWork(lab, tmp_path)
+        work = Controller(lab)
         begun(lab, work, collective)
         lab.blackhole("n02", "n03")
         answer = work.answer()
@@ -126,9 +125,9 @@ def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(tmp_path: P
 @pytest.mark.parametrize(
     "when", [pytest.param("before the first job", marks=pytest.mark.long), "while a job starts"]
 )
-def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(tmp_path: Path, when: str) -> None:
+def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(when: str) -> None:
     with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = AtWork(lab, tmp_path)
+        work = Controller(lab)
         if when == "before the first job":
             lab.vanish("n04")
         work.begin("nodes.present", {}, NODES)
@@ -136,7 +135,7 @@ def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(tmp_path: P
             in_phase(lab, "n04", "import")
             lab.vanish("n04")
         answer = work.answer()
-        assert goes_on(work).nodes == NODES[:3]
+        assert goes_on(work).nodes == [*NODES[:3]]
     assert answer.text.startswith("n04 is lost: ")
     assert answer.named == [("lost", ["n04"], None)]
     assert answer.seconds < 60

@@ -1,10 +1,33 @@
-"""The catalogue of what goes wrong with clusters, and what of it no laboratory of namespaces can show."""
+"""The catalogue of what goes wrong with clusters: its rows, and what no lab of namespaces can show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.faults.rows.hardware import HARDWARE
+from tests.faults.rows.links import LINKS
+from tests.faults.rows.ranks import COMPUTE, DATA, NODES, RANKS
+from tests.faults.rows.row import Row
+from tests.faults.rows.run import RUN
+from tests.faults.rows.setup import ROOM, SOFTWARE, SSH
+
+ROWS: tuple[Row, ...] = (
+    *(*LINKS, *NODES, *RANKS, *DATA, *COMPUTE),
+    *(*SSH, *SOFTWARE, *ROOM, *HARDWARE, *RUN),
+)
+# What every change is tried with; all of them take hours.
+USUAL = frozenset(
+    {
+        *("healthy", "link-slow", "cable-pulled", "power-off"),
+        *("wrong-results", "wrong-products", "wrong-always", "wrong-of-two"),
+        *("off", "host-key-changed", "shell-noisy", "torch-missing", "python-nowhere", "storage-silent"),
+        *("nic-missing", "rails-swapped"),
+        *("run-interrupted", "run-interrupted-by-hand", "run-killed"),
+        *("janitor-killed", "supervisor-killed", "second-run"),
+    }
+)
 CATALOGUE = {
+    0: "nothing",
     1: "slow NIC or cable",
     2: "one directed link or path is slow",
     3: "NIC missing, port down, wrong count",
