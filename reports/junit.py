@@ -10,6 +10,7 @@ import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
@@ -56,7 +57,8 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir
         suite.timestamp = _text(run.started)
     if ends:
         report.time = suite.time = _milliseconds(ends[0])
-    root = ET.fromstring(report.tostring())  # noqa: S314 - made a line above
+    report.write(buffer := BytesIO())
+    root = ET.fromstring(buffer.getvalue())  # noqa: S314 - written a line above
     ET.indent(root)
     write_file(path, f"{_HEAD}{ET.tostring(root, encoding='unicode')}\n")
 
@@ -132,8 +134,8 @@ def _report(cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> JUn
         suite.add_property(_text(name), _text(value))
     suite.add_testcases([_element(case) for case in cases])
     report = JUnitXml("shakedown")
-    report.append(suite)
-    report.update_statistics()
+    report.add_testsuite(suite)
+    report.update_statistics()  # type: ignore[no-untyped-call]
     return report
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
-    from pydantic_core import CoreSchema
 
 SCHEMA_VERSION = 2
 NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes what JSON has no number for
@@ -24,11 +23,11 @@ class _InWords:
     """Marks a number that the journal writes as a word where it is not finite."""
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> object:
         # Imported when a journal is read, because nearly everything imports the records.
-        from pydantic_core import core_schema  # noqa: PLC0415
+        from pydantic import BeforeValidator  # noqa: PLC0415
 
-        return core_schema.no_info_before_validator_function(cls._number, handler(source))
+        return BeforeValidator(cls._number).__get_pydantic_core_schema__(source, handler)
 
     @staticmethod
     def _number(value: object) -> object:

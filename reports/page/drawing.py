@@ -81,9 +81,9 @@ def without_styles(svg: str, names: Mapping[str, str]) -> str:
             parent.remove(child)
         for name, value in _declarations(parent.attrib.pop("style", "")):
             parent.set(name, value)
-        if (name := names.get(parent.get("id", ""))) is not None:
+        if parent.get("id") in names:
             title = ET.Element(f"{{{_SVG}}}title")
-            title.text = name
+            title.text = names[parent.attrib["id"]]
             parent.insert(0, title)
     # What matplotlib's style sheet said of every element; these two are inherited.
     root.attrib.update({"stroke-linejoin": "round", "stroke-linecap": "butt"})

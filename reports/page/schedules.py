@@ -214,15 +214,15 @@ def _paint_row(axes: Axes, number: int, row: Row, end_s: float) -> Iterator[tupl
         word, *colours = KINDS[box.kind]
         later = box.stage != first
         begin, width = box.begin_s * 1e3, (box.end_s - box.begin_s) * 1e3
-        gid = f"box-{number}-{index}"
-        look = {"facecolor": colours[later], "edgecolor": "#ffffff", "linewidth": 0.6}
-        axes.add_artist(Rectangle((begin, top), width, _THICKNESS, gid=gid, **look))
+        shape = Rectangle((begin, top), width, _THICKNESS, facecolor=colours[later], edgecolor="#ffffff")
+        shape.set(linewidth=0.6, gid=f"box-{number}-{index}")
+        axes.add_artist(shape)
         label = str(box.micro_batch)
         if width * pixels_per_ms > _DIGIT * len(label) + 3:
             ink = INK if later else "#ffffff"
             axes.text(begin + width / 2, number, label, color=ink, ha="center", va="center_baseline")
         span = f"{notation.number(begin)} to {notation.number(begin + width)} ms"
-        yield gid, f"{word} of stage {box.stage}, micro-batch {box.micro_batch}: {span}"
+        yield str(shape.get_gid()), f"{word} of stage {box.stage}, micro-batch {box.micro_batch}: {span}"
 
 
 def _legend(figure: Figure, rows: Sequence[Row]) -> None:
@@ -237,9 +237,15 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
 def _mark(axes: Axes, word: str, at_ms: float, top: float) -> None:
     """A dashed line over all rows up to `top` (1 is the top of the rows), and a word beside its upper end."""
     axes.axvline(at_ms, ymax=top, color=INK, linewidth=0.8, linestyle="--", clip_on=False)
-    head, beside = (at_ms, top), (-3, 0)
-    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-    axes.annotate(word, head, beside, ha="right", va="top", **place)
+    axes.annotate(
+        word,
+        (at_ms, top),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(-3, 0),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+    )
 
 
 def _in_words(schedule: Schedule, alike: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from reports.decision import decide
 from reports.page import html, schedules
+from reports.page.drawing import Picture
 from reports.record import CheckRecord
 from suites.pipeline.schedules import PLANS, Shape
 from suites.pipeline.simulator import simulate
@@ -46,7 +47,7 @@ def bubble_check(
     return check(f"suites/pipeline/test_pipeline.py::test_bubble[{name}]", nodes, recorded=kept)
 
 
-def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[schedules.Picture, ET.Element]:
+def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[Picture, ET.Element]:
     [picture] = schedules.draw([bubble_check(kept)], directory)
     return picture, ET.parse(directory / picture.file).getroot()  # noqa: S314 - ours
 
