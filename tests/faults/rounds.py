@@ -80,9 +80,9 @@ class Rounds:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def pairs(self, *pairs: tuple[str, str]) -> Round:
-        """Try these pairs at once."""
-        return self._ask("pairs", pairs)
+    def pairs(self, *pairs: tuple[str, str], long: bool = False) -> Round:
+        """Try these pairs at once, for a short or a long time."""
+        return self._ask("long" if long else "pairs", pairs)
 
     def alone(self, *nodes: str) -> Round:
         """Try these nodes by themselves."""
@@ -140,7 +140,8 @@ def _answer(links: Links, asked: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     groups = asked["groups"]
     alone = asked["call"] == "alone"
-    trials = links.alone(groups) if alone else links.pairs([(first, second) for first, second in groups])
+    pairs = [] if alone else [(first, second) for first, second in groups]
+    trials = links.alone(groups) if alone else links.pairs(pairs, long=asked["call"] == "long")
     return {"seconds": time.monotonic() - began, "trials": [asdict(trial) for trial in trials]}
 
 
