@@ -124,9 +124,9 @@ class Controller:
         self.begin(step, parameters, **more)
         return self.answer()
 
-    def pairs(self, *pairs: tuple[str, str]) -> Round:
-        """Try these pairs at once."""
-        return self._round("pairs", pairs)
+    def pairs(self, *pairs: tuple[str, str], long: bool = False) -> Round:
+        """Try these pairs at once, for a short or a long time."""
+        return self._round("long" if long else "pairs", pairs)
 
     def alone(self, *nodes: str) -> Round:
         """Try these nodes by themselves."""
@@ -216,7 +216,10 @@ class _Calls:
 
     def pairs(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one round of pairs."""
-        return self._round(lambda links: links.pairs([(first, second) for first, second in order["groups"]]))
+        pairs = [(first, second) for first, second in order["groups"]]
+        return self._round(lambda links: links.pairs(pairs, long=order["call"] == "long"))
+
+    long = pairs
 
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one round of nodes by themselves."""
