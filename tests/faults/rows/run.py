@@ -103,12 +103,14 @@ RUN = (
         faulty=4,
     ),
     Row(
-        *("run-interrupted", 30, "the run is stopped by SIGTERM", nobody(2, words=("SIGTERM",))),
+        *("run-interrupted", 30, "the run is stopped by SIGTERM"),
+        replace(nobody(2, words=("SIGTERM",)), junit=("SIGTERM",)),
         during=_ended_by(signal.SIGTERM),
         faulty=4,
     ),
     Row(
-        *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT", nobody(2, words=("SIGINT",))),
+        *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT"),
+        replace(nobody(2), junit=("SIGINT",)),
         during=_ended_by(signal.SIGINT),
         nodes=2,
         faulty=2,
