@@ -6,15 +6,17 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
 from tests.faults.rows.planting import at_work, everywhere
-from tests.faults.rows.row import HARDWARE, During, Row, Scene, harmless, nobody, with_file
+from tests.faults.rows.row import HARDWARE, During, Row, Scene, harmless, nobody, unproven, with_file
 from tests.faults.runs import Finished, Running, clean
 
 ENDS_S = 40.0  # after a signal
 FIRST_S = 300.0
+LOST_OF_TWO = replace(unproven("lost"), healthy=("unproven",))
 GAP = """
 [hardware]
 name = "lab-gap"
@@ -101,12 +103,14 @@ RUN = (
         faulty=4,
     ),
     Row(
-        *("run-interrupted", 30, "the run is stopped by SIGTERM", nobody(2, words=("SIGTERM",))),
+        *("run-interrupted", 30, "the run is stopped by SIGTERM"),
+        replace(nobody(2, words=("SIGTERM",)), junit=("SIGTERM",)),
         during=_ended_by(signal.SIGTERM),
         faulty=4,
     ),
     Row(
-        *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT", nobody(2, words=("SIGINT",))),
+        *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT"),
+        replace(nobody(2), junit=("SIGINT",)),
         during=_ended_by(signal.SIGINT),
         nodes=2,
         faulty=2,
@@ -117,18 +121,18 @@ RUN = (
         faulty=4,
     ),
     Row(
-        *("janitor-killed", 30, "what cleans a node is killed", nobody(2)),
+        *("janitor-killed", 30, "what cleans a node is killed", LOST_OF_TWO),
         during=_without(0),
         nodes=2,
     ),
     Row(
-        *("supervisor-killed", 30, "what starts the ranks of a node is killed", nobody(2)),
+        *("supervisor-killed", 30, "what starts the ranks of a node is killed", LOST_OF_TWO),
         during=_without(1),
         nodes=2,
     ),
     Row(
         *("second-run", 26, "another run is at work on the same nodes"),
-        nobody(2, words=("another Shakedown run holds it", "user root")),
+        unproven("lost", words=("another Shakedown run holds it", "user root")),
         _first_run,
         nodes=2,
         faulty=2,

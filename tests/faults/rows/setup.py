@@ -11,7 +11,7 @@ from fixtures.run.provenance import ROOT
 from tests.faults.rows import patches
 from tests.faults.rows.hardware import only
 from tests.faults.rows.planting import on, on_node, patched, rewrite_hosts
-from tests.faults.rows.row import HARDWARE, Expect, Row, Scene, harmless, nobody, rejected, unproven
+from tests.faults.rows.row import HARDWARE, Expect, Row, Scene, harmless, rejected, unproven
 from tests.faults.runs import Finished
 
 PORTS = (29700, 29703)
@@ -139,7 +139,7 @@ SOFTWARE = (
     ),
     _before(
         *("python-nowhere", 30, "--remote-python is no program of any node"),
-        nobody(2, words=("--remote-python",)),
+        unproven("lost", words=("--remote-python",)),
         arguments=lambda _: (*HARDWARE, "--remote-python", "/opt/none/python3"),
         nodes=2,
         faulty=2,
