@@ -99,6 +99,12 @@ def behind(value: float, median: float, *, more_is_better: bool) -> float:
     return 1.0 - (value / median if more_is_better else median / value)
 
 
+def near_median(values: Mapping[Name, float], share: float) -> list[Name]:
+    """Return those whose values differ from the median by no more than a share of it."""
+    middle = statistics.median(values.values())
+    return [name for name, value in values.items() if abs(value - middle) <= share * abs(middle)]
+
+
 def by_value(values: Mapping[Name, Hashable]) -> list[list[Name]]:
     """Group the names that have the same value, in the order in which they come."""
     groups: dict[Hashable, list[Name]] = {}
