@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape, quoteattr
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
+from junitparser.xunit2 import TestCase
 
 from reports import junit_text
 from reports.audit import head
@@ -21,10 +22,6 @@ from reports.begin import RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.record import CheckRecord, EndRecord, Outcome, Record
 from reports.text import clean, first_line, redact, write_file
-
-if TYPE_CHECKING:
-    from junitparser import JUnitXml
-    from junitparser.xunit2 import TestCase
 
 _HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
 NODE_CLASS = "shakedown.nodes"
@@ -126,9 +123,6 @@ def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
 
 
 def _report(cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> JUnitXml:
-    # Imported here because a red file must be possible where there is nothing but the standard library.
-    from junitparser import JUnitXml, TestSuite  # noqa: PLC0415
-
     suite = TestSuite("shakedown")
     for name, value in properties:
         suite.add_property(_text(name), _text(value))
@@ -140,9 +134,6 @@ def _report(cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> JUn
 
 
 def _element(case: Case) -> TestCase:
-    from junitparser import Error, Failure, Skipped  # noqa: PLC0415
-    from junitparser.xunit2 import TestCase  # noqa: PLC0415
-
     element = TestCase(_text(case.name), _text(case.classname), _milliseconds(case.seconds))
     for name, value in case.properties:
         element.add_property(_text(name), _text(value))
@@ -154,21 +145,6 @@ def _element(case: Case) -> TestCase:
     if case.output:
         element.system_out = _text(case.output)
     return element
-
-
-def _save(path: Path, cases: Sequence[Case], *_: object) -> None:
-    """Write one red case with the standard library alone."""
-    [case] = cases
-    counters = 'tests="1" failures="0" errors="1" skipped="0" time="0.000"'
-    message, body = quoteattr(_text(case.message)), escape(_text(case.body))
-    write_file(
-        path,
-        f'{_HEAD}<testsuites name="shakedown" {counters}>\n'
-        f'  <testsuite name="shakedown" {counters}>\n'
-        f'    <testcase classname="{case.classname}" name="{case.name}" time="0.000">\n'
-        f'      <error message={message} type="{case.kind}">{body}</error>\n'
-        "    </testcase>\n  </testsuite>\n</testsuites>\n",
-    )
 
 
 def _text(text: str) -> str:

@@ -219,8 +219,6 @@ class _Calls:
         pairs = [(first, second) for first, second in order["groups"]]
         return self._round(lambda links: links.pairs(pairs, long=order["call"] == "long"))
 
-    long = pairs
-
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one round of nodes by themselves."""
         return self._round(lambda links: links.alone(order["groups"]))
@@ -262,7 +260,13 @@ def main(arguments: list[str]) -> None:
 
     with opened(where, "search", keep) as cluster:
         calls = _Calls(cluster, float(mbit), jobs)
-        do = {"case": calls.case, "pairs": calls.pairs, "alone": calls.alone, "search": calls.search}
+        do = {
+            "case": calls.case,
+            "pairs": calls.pairs,
+            "long": calls.pairs,
+            "alone": calls.alone,
+            "search": calls.search,
+        }
         print("{}", flush=True)
         for line in sys.stdin:
             order = json.loads(line)
