@@ -16,7 +16,7 @@ from thresholds.loading.lines import Lines
 from thresholds.loading.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
 
 LARGEST_BYTES = 1 << 20
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 TABLE_NAMES = (*TABLES, *LOOSE)
 INHERITED = ("inside", "shared")  # of [hardware]; the rest of it says what the one file is
 
