@@ -4,8 +4,8 @@
 #   make accept HOSTS=nodes.txt ARGS="--workload nodes"  judge the nodes of a hosts file
 #   make test                                            test the tester (Linux; the lab needs root)
 #
-# and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the fault
-# matrix: hours; ARGS="--rows link-*"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
+# and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the catalogue
+# of faults: hours; ARGS="-k link"); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
 # make begin (a red report in the place of the last one, which make accept leaves first).
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
@@ -56,13 +56,13 @@ test: lint .venv/.lab ## test the tester (Linux; the lab needs root)
 	exit $$status
 
 long: .venv/.lab ## tests that take minutes
-	@$(BIN)/pytest tests/ -m 'long and not quiet' $(ARGS)
+	@$(BIN)/pytest tests/ -m 'long and not quiet and not catalogue' $(ARGS)
 
 timing: .venv/.lab ## tests that need a quiet machine
 	@$(BIN)/pytest tests/ -m quiet $(ARGS)
 
-faults: .venv/.lab ## every planted fault: hours
-	@$(BIN)/python -m tests.faults.matrix $(ARGS)
+faults: .venv/.lab ## the catalogue of planted faults: hours, ARGS="-k link"
+	@$(BIN)/pytest tests/faults -m catalogue $(ARGS)
 
 lint: .venv/.test ## linters and types
 	@$(BIN)/ruff check --quiet $(CHECKED)

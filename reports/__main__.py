@@ -1,4 +1,4 @@
-"""`python -m reports render DIR`: write the reports of a journal again, also of a run that was killed."""
+"""`python -m reports render DIR`: write the reports again from the journal, also after a run was killed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from reports.answer import console_lines
 from reports.begin import JOURNAL
-from reports.clean import clean
+from reports.decision import decide
 from reports.render import load, render
-from reports.summary import lines
-from reports.verdict import decide
+from reports.text import clean
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,13 +18,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m reports", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("render", help="write junit.xml, verdict.json, the lists and report.html")
-    command.add_argument("directory", type=Path, help=f"a report directory, with a {JOURNAL}")
+    command.add_argument("directory", type=Path, help=f"a report directory that holds {JOURNAL}")
     chosen = parser.parse_args(arguments)
     if not (chosen.directory / JOURNAL).is_file():
         print(f"{chosen.directory} holds no {JOURNAL}", file=sys.stderr)
         return 4
     status = render(chosen.directory)
-    for line in lines(decide(load(chosen.directory / JOURNAL)), str(chosen.directory / "report.html")):
+    verdict = decide(load(chosen.directory / JOURNAL))
+    for line in console_lines(verdict, str(chosen.directory / "report.html")):
         print(clean(line))
     return status
 

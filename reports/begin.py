@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from reports import atomic
-from reports.clean import clean, first_line, redact
 from reports.hold import HeldError, Hold
+from reports.text import clean, first_line, redact, write_file
 
 JOURNAL, JUNIT, VERDICT = "results.jsonl", "junit.xml", "verdict.json"
 LISTS = ("accepted.txt", "rejected.txt", "unproven.txt")
@@ -94,7 +93,7 @@ def _tombstone(why: str) -> str:
 
 def _write_fault(path: Path, text: str) -> str:
     try:
-        atomic.write_text(path, text)
+        write_file(path, text)
     except OSError as fault:
         return f"{path.name} cannot be written: {fault.strerror or fault}"
     return ""

@@ -1,7 +1,7 @@
-"""`results.jsonl`: one JSON line per record, on disk the moment it is written, read back strictly.
+"""`results.jsonl`: one JSON line per record, handed to the kernel at once, and read back strictly.
 
-Whatever ends the run, every finished check is in the file: a line is handed to the kernel in one write and
-belongs to the journal once its newline is there. A line without a newline is torn: the writer was killed.
+Whatever ends the run, every finished check is in the file: a line is written in one piece, and it counts once
+its newline is there. A last line without a newline is torn: the writer was killed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from reports.codec import DecodeError, decode, encode
 from reports.record import CheckRecord, EndRecord, Record, RunRecord
 
 _SHOWN_FAULTS = 20
-UNKNOWN_STATUS = -1  # the pytest_status of a run that did not live to say one
+UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had one
 
 
 class JournalError(ValueError):
-    """The journal holds lines that nobody should believe; `faults` names each with its line number."""
+    """The journal holds lines that cannot be believed; `faults` names each with its line number."""
 
     def __init__(self, path: Path, faults: list[str]) -> None:
         more = f"\n... and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
@@ -31,7 +31,7 @@ class JournalError(ValueError):
 
 
 class Journal:
-    """Starts a new journal at `path` and appends records to it; may be used by several threads."""
+    """Starts a new journal at `path` and appends records to it. Several threads may use it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -43,7 +43,7 @@ class Journal:
         self._closed = False
 
     def write(self, record: Record) -> None:
-        """Append one record; on return the kernel has it, so that a SIGKILL cannot lose it."""
+        """Append one record. On return the kernel has it, so a SIGKILL cannot lose it."""
         line = json.dumps(encode(record), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
         with self._lock:
             if self._closed:
@@ -59,7 +59,7 @@ class Journal:
                 os.fsync(self._file)
 
     def close(self) -> None:
-        """Bring everything to the disk. May be called twice."""
+        """Sync the file to disk and close it. May be called twice."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -77,7 +77,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Scan:
-    """Everything that can be had from a journal: the records, and what is wrong with the other lines."""
+    """All that a journal yields: the records of its good lines, and the faults of the others."""
 
     records: list[Record]
     faults: list[str]
@@ -86,30 +86,30 @@ class Scan:
 def read(path: Path | str) -> list[Record]:
     """The records of a journal; JournalError with every bad line's number.
 
-    A torn last line is no error, it is how a killed run looks: it is reported as an `EndRecord` whose
+    A torn last line is no error, because every killed run may leave one: it becomes an `EndRecord` whose
     `cut_short` says so.
     """
-    found = scan(path)
-    if found.faults:
-        raise JournalError(Path(path), found.faults)
-    return found.records
+    journal = scan(path)
+    if journal.faults:
+        raise JournalError(Path(path), journal.faults)
+    return journal.records
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
-    """Like `read`, but hands back the good lines beside the faults; can leave the raw samples behind."""
-    found = Scan([], [])
+    """Like `read`, but returns the good records beside the faults, on request without the raw samples."""
+    journal = Scan([], [])
     for number, line in _lines(Path(path)):
         if not line.endswith(b"\n"):
-            found.records.append(_torn(number))
+            journal.records.append(_torn(number))
             continue
         try:
-            record = decode(json.loads(line, parse_constant=_refuse_constant))
-        except (ValueError, RecursionError) as fault:
-            found.faults.append(f"line {number}: {_why(fault)}")
+            record = decode(line)
+        except DecodeError as fault:
+            journal.faults.append(f"line {number}: {fault}")
             continue
-        found.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, found))
-        found.records.append(record if measurements else _without_samples(record))
-    return found
+        journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
+        journal.records.append(record if measurements else _without_samples(record))
+    return journal
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -117,8 +117,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(file, start=1)
 
 
-def _out_of_place(record: Record, found: Scan) -> Iterator[str]:
-    first = not found.records and not found.faults
+def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:
+    first = not journal.records and not journal.faults
     if first and not isinstance(record, RunRecord):
         yield "a journal begins with a run record, which names its schema"
     if not first and isinstance(record, RunRecord):
@@ -131,20 +131,10 @@ def _torn(number: int) -> EndRecord:
 
 
 def _without_samples(record: Record) -> Record:
-    """The record without its samples, of which a large run has gigabytes; that there were some is kept."""
+    """The record without its samples, of which a large run has gigabytes; it still says that it had some."""
     if isinstance(record, CheckRecord) and record.measurement:
         return replace(record, measurement={"samples": "see results.jsonl"})
     return record
-
-
-def _why(fault: Exception) -> str:
-    if isinstance(fault, DecodeError):
-        return str(fault)
-    return f"not valid JSON ({fault})"
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _write_all(file: int, data: bytes) -> None:

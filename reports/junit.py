@@ -1,6 +1,6 @@
-"""`junit.xml` in the dialect that Jenkins' JUnit plugin reads: a case per check, per node, and for the run.
+"""`junit.xml` as Jenkins' JUnit plugin reads it: one case for the run, one per node and one per check.
 
-Jenkins shows the first line of `message`, keeps history by classname and name, counts the cases itself and
+Jenkins shows the first line of `message`, keeps history by classname and name, counts the cases itself, and
 reads only the first failure or error of a case. https://github.com/jenkinsci/junit-plugin
 """
 
@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape, quoteattr
 
-from reports import atomic, junit_text
+from reports import junit_text
+from reports.audit import head
 from reports.begin import RUN_CLASS, RUN_NAME
-from reports.clean import clean, first_line, redact
-from reports.evidence import head
+from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.record import CheckRecord, EndRecord, Outcome, Record
-from reports.verdict import NodeVerdict, RunVerdict, Standing
+from reports.text import clean, first_line, redact, write_file
 
+if TYPE_CHECKING:
+    from junitparser import JUnitXml
+    from junitparser.xunit2 import TestCase
+
+_HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
 NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
 
@@ -39,13 +47,20 @@ class Case:
 
 
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir: Path | None = None) -> None:
-    """Write the report to `path`; attachments are looked for in `report_dir` (default: beside `path`)."""
+    """Write the report to `path`. Attachments lie in `report_dir` (default: beside `path`)."""
     cases = _cases(records, verdict, (report_dir or path.parent).absolute())
     run = head(records)
     ends = [record.seconds for record in records if isinstance(record, EndRecord)]
-    properties = tuple(junit_text.suite_properties(run, verdict))
-    seconds = ends[0] if ends else sum(case.seconds for case in cases)
-    _save(path, cases, properties, run.started if run else "", seconds)
+    report = _report(cases, junit_text.suite_properties(run, verdict))
+    [suite] = report
+    if run and run.started:
+        suite.timestamp = _text(run.started)
+    if ends:
+        report.time = suite.time = _milliseconds(ends[0])
+    report.write(buffer := BytesIO())
+    root = ET.fromstring(buffer.getvalue())  # noqa: S314 - written a line above
+    ET.indent(root)
+    write_file(path, f"{_HEAD}{ET.tostring(root, encoding='unicode')}\n")
 
 
 def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> list[Case]:
@@ -59,7 +74,7 @@ def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> 
 
 
 def _run_case(verdict: RunVerdict) -> Case:
-    """Whether the run as a whole can be believed; always there, so that it has a history."""
+    """Whether the run as a whole can be believed. The case is always there, so that it has a history."""
     wrong = [*verdict.refusals, *(fault.sentence for fault in verdict.faults)]
     if not verdict.nodes:
         wrong.append("the run knows of no node")
@@ -100,7 +115,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path) -> Iterator[Ca
 
 
 def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
-    """An error for each check that said nothing at all; one that left out a node is in that node's case."""
+    """An error for each check that never reported. Where it left out only some nodes, their cases say so."""
     for entry in verdict.not_reported:
         if not entry.partly:
             classname, name = junit_text.split_id(entry.check)
@@ -110,50 +125,56 @@ def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
             yield Case(classname, name, "error", "not reported", message, message)
 
 
-def _save(
-    path: Path, cases: Sequence[Case], properties: Sequence[tuple[str, str]], started: str, seconds: float
-) -> None:
-    counters = {
-        "tests": str(len(cases)),
-        "failures": str(sum(case.element == "failure" for case in cases)),
-        "errors": str(sum(case.element == "error" for case in cases)),
-        "skipped": str(sum(case.element == "skipped" for case in cases)),
-        "time": _decimal(seconds),
-    }
-    root = ET.Element("testsuites", {"name": "shakedown", **counters})
-    suite = ET.SubElement(root, "testsuite", {"name": "shakedown", **counters})
-    if started:
-        suite.set("timestamp", _text(started))
-    _append_properties(suite, properties)
-    for case in cases:
-        _append_case(suite, case)
-    ET.indent(root)
-    xml = ET.tostring(root, encoding="unicode")
-    atomic.write_text(path, f'<?xml version="1.0" encoding="utf-8"?>\n{xml}\n')
+def _report(cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> JUnitXml:
+    # Imported here because a red file must be possible where there is nothing but the standard library.
+    from junitparser import JUnitXml, TestSuite  # noqa: PLC0415
+
+    suite = TestSuite("shakedown")
+    for name, value in properties:
+        suite.add_property(_text(name), _text(value))
+    suite.add_testcases([_element(case) for case in cases])
+    report = JUnitXml("shakedown")
+    report.add_testsuite(suite)
+    report.update_statistics()  # type: ignore[no-untyped-call]
+    return report
 
 
-def _append_case(suite: ET.Element, case: Case) -> None:
-    names = {"classname": _text(case.classname), "name": _text(case.name)}
-    element = ET.SubElement(suite, "testcase", {**names, "time": _decimal(case.seconds)})
-    _append_properties(element, case.properties)
+def _element(case: Case) -> TestCase:
+    from junitparser import Error, Failure, Skipped  # noqa: PLC0415
+    from junitparser.xunit2 import TestCase  # noqa: PLC0415
+
+    element = TestCase(_text(case.name), _text(case.classname), _milliseconds(case.seconds))
+    for name, value in case.properties:
+        element.add_property(_text(name), _text(value))
     if case.element:
-        message = {"message": _text(first_line(case.message, 1000)), "type": _text(case.kind)}
-        ET.SubElement(element, case.element, message).text = _text(case.body)
+        kinds = {"failure": Failure, "error": Error, "skipped": Skipped}
+        result = kinds[case.element](_text(first_line(case.message, 1000)), _text(case.kind))
+        result.text = _text(case.body)
+        element.result = result
     if case.output:
-        ET.SubElement(element, "system-out").text = _text(case.output)
+        element.system_out = _text(case.output)
+    return element
 
 
-def _append_properties(parent: ET.Element, properties: Sequence[tuple[str, str]]) -> None:
-    if properties:
-        block = ET.SubElement(parent, "properties")
-        for name, value in properties:
-            ET.SubElement(block, "property", {"name": _text(name), "value": _text(value)})
+def _save(path: Path, cases: Sequence[Case], *_: object) -> None:
+    """Write one red case with the standard library alone."""
+    [case] = cases
+    counters = 'tests="1" failures="0" errors="1" skipped="0" time="0.000"'
+    message, body = quoteattr(_text(case.message)), escape(_text(case.body))
+    write_file(
+        path,
+        f'{_HEAD}<testsuites name="shakedown" {counters}>\n'
+        f'  <testsuite name="shakedown" {counters}>\n'
+        f'    <testcase classname="{case.classname}" name="{case.name}" time="0.000">\n'
+        f'      <error message={message} type="{case.kind}">{body}</error>\n'
+        "    </testcase>\n  </testsuite>\n</testsuites>\n",
+    )
 
 
 def _text(text: str) -> str:
     return redact(clean(text))
 
 
-def _decimal(seconds: float) -> str:
-    """Plain decimal, because Jenkins reads `1e-05` as zero or worse."""
-    return f"{max(seconds, 0.0):.3f}" if math.isfinite(seconds) else "0.000"
+def _milliseconds(seconds: float) -> float:
+    """Whole milliseconds in seconds, because Jenkins reads `1e-05` as zero or worse."""
+    return round(max(seconds, 0.0), 3) if math.isfinite(seconds) else 0.0

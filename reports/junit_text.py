@@ -1,13 +1,13 @@
-"""What the JUnit report says about one check: properties, body, output, and where its names come from."""
+"""The texts of `junit.xml`: properties of the run and of a check, body, output, class and name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from reports.page.figures import number, quantity, size
+from reports.decision import RunVerdict
+from reports.notation import number, quantity, size
 from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
-from reports.verdict import RunVerdict
 
 # Jenkins keeps the last 500 characters of a passing case's output and the last 50,000 of a failing one's,
 # and looks for attachments after trimming.
@@ -15,7 +15,7 @@ _PASSING_TAIL, _FAILING_TAIL = 480, 45_000
 
 
 def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tuple[str, str]]:
-    """What holds for the whole run."""
+    """Properties of the whole run."""
     yield "run", verdict.run_id
     yield "workload", verdict.workload
     yield "hardware", verdict.hardware
@@ -30,7 +30,7 @@ def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tup
 
 
 def check_properties(check: CheckRecord) -> Iterator[tuple[str, str]]:
-    """Flat texts: what was measured, the limit, its unit and source, who took part, who is blamed."""
+    """Properties of a check: each measured value with unit, limit and source, the nodes, and the blame."""
     yield "outcome", check.outcome.value
     yield "hosts", ", ".join(check.nodes)
     yield from check.properties.items()
@@ -48,7 +48,7 @@ def check_properties(check: CheckRecord) -> Iterator[tuple[str, str]]:
 
 
 def _labels(judgements: Sequence[Judgement]) -> list[str]:
-    """A name for each: the metric, with the size or a number where the metric alone is not one of a kind."""
+    """A distinct name for each judgement: the metric, where needed with the size or a number."""
     labels: list[str] = []
     for judgement in judgements:
         label = judgement.metric
@@ -60,15 +60,15 @@ def _labels(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def kind(check: CheckRecord) -> str:
-    """JUnit's `type`: the kind of the part to blame, where one is, else the outcome."""
+    """JUnit's `type`: the kind of the part to blame if there is one, else the outcome."""
     return check.blame[0].kind.value if check.blame else check.outcome.value
 
 
 def body(check: CheckRecord) -> str:
-    """The whole story of a check that is not green."""
+    """All about a check that is not green."""
     lines = [check.reason, f"nodes: {', '.join(check.nodes)}"]
     lines += [f"blame: {blame.sentence}" for blame in check.blame]
-    lines += [f"  {said}" for blame in check.blame for said in blame.evidence]
+    lines += [f"  {observation}" for blame in check.blame for observation in blame.evidence]
     lines += [f"measured again: {repeated(repeat)}" for repeat in check.repeats]
     lines += [line(judgement) for judgement in check.judgements if judgement.outcome is not Outcome.PASS]
     lines += ["", check.detail] if check.detail else []
@@ -76,18 +76,18 @@ def body(check: CheckRecord) -> str:
 
 
 def repeated(repeat: Repeat) -> str:
-    """Say what the check came to without the nodes that were set aside: `pass on n01, n02`."""
+    """The outcome without the nodes that were set aside: `pass on n01, n02`."""
     why = f": {repeat.reason}" if repeat.reason else ""
     return f"{repeat.outcome.value} on {', '.join(repeat.nodes)}{why}"
 
 
 def line(judgement: Judgement) -> str:
-    """`fail: busbw at 1 GiB: 310.2 GB/s, asked >= 340 GB/s (source)`."""
+    """`fail: busbw at 1 GiB: 310.2 GB/s, limit >= 340 GB/s (source)`."""
     where = f" at {size(int(judgement.case['size']))}" if _has_size(judgement) else ""
     source = f" ({judgement.source})" if judgement.source else ""
-    asked = f", asked {judgement.limit}" if judgement.limit else ""
+    limit = f", limit {judgement.limit}" if judgement.limit else ""
     measured = quantity(judgement.value, judgement.unit) or "no value"
-    return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{asked}{source}"
+    return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{limit}{source}"
 
 
 def _has_size(judgement: Judgement) -> bool:
@@ -95,7 +95,7 @@ def _has_size(judgement: Judgement) -> bool:
 
 
 def output(check: CheckRecord, report_dir: Path) -> str:
-    """Every judgement, then the attachments, last because Jenkins cuts the middle out of long output."""
+    """Every judgement, then the attachments: last, because Jenkins cuts the middle out of long output."""
     judged = [line(judgement) for judgement in check.judgements]
     files = [str(report_dir / path) for path in check.attachments if _stays_below(path)]
     limit = _PASSING_TAIL if check.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE) else _FAILING_TAIL
@@ -120,7 +120,7 @@ def _stays_below(path: str) -> bool:
 
 
 def split_id(check_id: str) -> tuple[str, str]:
-    """Class and name as pytest's JUnit writes them.
+    """Class and name of a check as pytest writes them in JUnit.
 
     `suites/nodes/test_gpu.py::test_count[a]` is `test_count[a]` in `suites.nodes.test_gpu`.
     """

@@ -1,4 +1,4 @@
-"""The plain records of a run: what every part of the house may say to the reports, and nothing else.
+"""The plain records of a run: all that other packages tell the reports.
 
 One run leaves one journal, `results.jsonl`: a JSON object per line, each with a `type` (`run`, `plan`,
 `node`, `job`, `check`, `end`) and, in the first line, the schema version. Everything in `reports/` is
@@ -10,9 +10,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
 
 SCHEMA_VERSION = 2
+NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes what JSON has no number for
+
+
+class _InWords:
+    """Marks a number that the journal writes as a word where it is not finite."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> object:
+        # Imported when a journal is read, because nearly everything imports the records.
+        from pydantic import BeforeValidator  # noqa: PLC0415
+
+        return BeforeValidator(cls._number).__get_pydantic_core_schema__(source, handler)
+
+    @staticmethod
+    def _number(value: object) -> object:
+        return float(value) if isinstance(value, str) and value in NON_FINITE else value
+
+
+Number = Annotated[float, _InWords]
 
 
 class Outcome(str, Enum):
@@ -50,10 +72,10 @@ RETURNING = frozenset({BlameKind.HANG, BlameKind.CRASH})
 class Blame:
     """The part that the evidence of one check names.
 
-    `nodes` holds one name, or both ends of a path (of a direction: from the first to the second), or none:
-    what is bad only at scale is no node's. `evidence` are the observations behind it, one line each, and
-    `confidence` how sure a search is of it. `proved`: it came back when the case was run again, or was shown
-    in another way.
+    `nodes` holds one name, or both ends of a path (for a direction: from the first to the second), or none:
+    what is bad only at scale belongs to no node. `evidence` are the observations behind it, one line each,
+    and `confidence` is how sure a search is of it. `proved`: the fault came back when the case was run again,
+    or was shown in another way.
     """
 
     kind: BlameKind
@@ -62,12 +84,12 @@ class Blame:
     rank: int | None = None
     device: str | None = None
     evidence: tuple[str, ...] = ()
-    confidence: float | None = None
+    confidence: Number | None = None
     proved: bool = False
 
     @property
     def convicts(self) -> bool:
-        """Whether this names one node that must go. Two nodes cannot both be told guilty by one path."""
+        """Whether this names one node that must go. A bad path between two nodes convicts neither."""
         kinds = CONVICTING | RETURNING if self.proved else CONVICTING
         return self.kind in kinds and len(self.nodes) == 1
 
@@ -76,25 +98,25 @@ class Blame:
 class Judgement:
     """One metric held against one limit.
 
-    `value` and `limit_value` are in `unit` (`GB/s`, `us`, ...; "" for ratios and counts). `sentence` stands
-    alone: it says what was measured, what was asked and by how much it missed. `case` holds the selectors
-    (collective, path, nodes, size in bytes, ...) that found the row.
+    `value` and `limit_value` are in `unit` (`GB/s`, `us`, ...; "" for ratios and counts). `sentence` can be
+    read alone: it says what was measured, what the limit is and by how much it was missed. `case` holds the
+    selectors (collective, path, nodes, size in bytes, ...) that found the limit's row.
     """
 
     metric: str
     outcome: Outcome
     sentence: str
-    value: float | None = None
+    value: Number | None = None
     unit: str = ""
     limit: str = ""
-    limit_value: float | None = None
+    limit_value: Number | None = None
     source: str = ""
     case: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The head of the journal. `selection` is why this run can accept nobody ("" when it can)."""
+    """The first line of the journal. `selection` is why this run can accept nobody ("" when it can)."""
 
     run_id: str
     started: str  # ISO 8601 with zone
@@ -104,14 +126,15 @@ class RunRecord:
     hardware: str
     hosts: Mapping[str, str]  # node name -> its line in the hosts file
     selection: str = ""
-    notes: tuple[str, ...] = ()  # what a reader must know first
+    notes: tuple[str, ...] = ()  # what a reader should know first
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA_VERSION
+    type: Literal["run"] = "run"
 
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """One check that must report, and the nodes whose verdict needs it."""
+    """One check that must report, and the nodes whose verdict rests on it."""
 
     id: str
     nodes: tuple[str, ...]
@@ -119,9 +142,10 @@ class PlannedCheck:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """Everything that was collected, written before the first connection."""
+    """Every check that was collected; written before the first connection."""
 
     checks: tuple[PlannedCheck, ...]
+    type: Literal["plan"] = "plan"
 
 
 READY, SET_ASIDE = "ready", "set aside"
@@ -129,38 +153,39 @@ READY, SET_ASIDE = "ready", "set aside"
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A node as it was found. `state` is `ready` or why it is not: `unreachable`, `busy`, `lost`, ..."""
+    """The state of a node: `ready`, or why it is not: `unreachable`, `busy`, `lost`, ..."""
 
     name: str
     state: str
     reason: str = ""
     hardware: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    type: Literal["node"] = "node"
 
     @property
-    def said(self) -> str:
-        """What it is and why, in one sentence."""
+    def sentence(self) -> str:
+        """Its state and the reason, in one sentence."""
         return f"{self.name} is {self.state}: {self.reason}".rstrip(": ")
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One torchrun launch: what its ranks say they are, and how it ended ("" while it lives)."""
+    """One torchrun launch: what each rank reports of itself, and how the job ended ("" while it runs)."""
 
     id: str
     nodes: tuple[str, ...]
     environment: Mapping[str, str]
     ranks: tuple[Mapping[str, Any], ...] = ()
-    start_seconds: float | None = None
+    start_seconds: Number | None = None
     ended: str = ""
+    type: Literal["job"] = "job"
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """The same check measured again without the nodes that were set aside; its fields are a check's.
+    """A check measured again without the nodes that were set aside; it has the fields of a check.
 
-    What the check says of `nodes` is what the last of its repeats says: the failure stays the failure of
-    those that are no longer among them.
+    For `nodes` the last repeat counts. For the nodes that were left out the failure before it still counts.
     """
 
     nodes: tuple[str, ...]
@@ -171,18 +196,18 @@ class Repeat:
     blame: tuple[Blame, ...] = ()
     recorded: Mapping[str, Any] = field(default_factory=dict)
     measurement: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: Number = 0.0
 
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """One check as it ended. `reason` is one line that stands alone; `detail` may have many.
+    """How one check ended. `reason` is one line that can be read alone; `detail` may have many lines.
 
     `measurement` holds the raw samples of every rank, `recorded` the derived figures that were not judged.
     """
 
     id: str
-    suite: str  # dotted, what JUnit calls classname: suites.collectives.test_bandwidth
+    suite: str  # dotted, JUnit's classname: suites.collectives.test_bandwidth
     name: str  # test_busbw[all_reduce-network]
     nodes: tuple[str, ...]
     outcome: Outcome
@@ -193,30 +218,32 @@ class CheckRecord:
     recorded: Mapping[str, Any] = field(default_factory=dict)
     measurement: Mapping[str, Any] = field(default_factory=dict)
     started: str = ""
-    seconds: float = 0.0
+    seconds: Number = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
     attachments: tuple[str, ...] = ()  # paths below the report directory
     repeats: tuple[Repeat, ...] = ()
+    type: Literal["check"] = "check"
 
     @property
     def parts(self) -> tuple[CheckRecord | Repeat, ...]:
-        """The check, and then each of its repeats."""
+        """The check and each of its repeats."""
         return (self, *self.repeats)
 
     @property
     def failed_alone(self) -> bool:
-        """Whether it failed on one node, and none of its judges named a part of that."""
+        """Whether it failed on one node and blames no part."""
         return self.outcome is Outcome.FAIL and len(self.nodes) == 1 and not self.blame
 
 
 @dataclass(frozen=True)
 class EndRecord:
-    """The last line. `cut_short` says why the run ended before its plan ("" when it did not)."""
+    """The last line. `cut_short` says why the run ended before its plan was done ("" when it did not)."""
 
     ended: str
-    seconds: float
+    seconds: Number
     pytest_status: int
     cut_short: str = ""
+    type: Literal["end"] = "end"
 
 
 Record = RunRecord | PlanRecord | NodeRecord | JobRecord | CheckRecord | EndRecord

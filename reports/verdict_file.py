@@ -7,11 +7,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports import atomic
-from reports.clean import scrub
-from reports.evidence import head
+from reports.audit import head
+from reports.decision import Blamed, NodeVerdict, RunVerdict, Standing, exit_status
 from reports.record import EndRecord, JobRecord, Outcome, Record
-from reports.verdict import Blamed, NodeVerdict, RunVerdict, Standing, exit_status
+from reports.text import scrub, write_file
 
 SCHEMA_VERSION = 1
 
@@ -19,7 +18,7 @@ SCHEMA_VERSION = 1
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict) -> None:
     """Write the verdict to `path`, whole or not at all."""
     data = scrub(document(records, verdict))
-    atomic.write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+    write_file(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
@@ -40,9 +39,10 @@ def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object
 
 
 def check_counts(verdict: RunVerdict) -> dict[str, int]:
-    """How many checks were planned, ended in what, and never reported: these make up those that were planned.
+    """How many checks were planned, how many ended in each outcome, and how many never reported.
 
-    Those that reported for some of their nodes only are counted once more, under "without a node".
+    The outcomes and "not reported" add up to "planned". A check that reported for only some of its nodes is
+    counted again under "without a node".
     """
     counts = {outcome.value: verdict.outcomes.get(outcome, 0) for outcome in Outcome}
     partly = sum(entry.partly for entry in verdict.not_reported)
@@ -51,7 +51,7 @@ def check_counts(verdict: RunVerdict) -> dict[str, int]:
 
 
 def waits(records: Sequence[Record]) -> list[dict[str, object]]:
-    """What the run spent time on besides measuring: the start of each job."""
+    """What the run spent time on besides measuring: starting each job."""
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
     return [
         {"for": f"the start of job {job.id}", "nodes": job.nodes, "seconds": job.start_seconds}

@@ -215,13 +215,22 @@ def test_any_part_of_the_tests_turns_the_whole_red_and_all_are_told(machine: Mac
     assert done.stdout.splitlines()[-1] == "ran tests/ -m alone"
 
 
-def test_arguments_go_to_one_run_of_all_tests(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("target", "tests"),
+    [
+        ("test", "tests/ -m not quiet and not long"),
+        ("long", "tests/ -m long and not quiet and not catalogue"),
+        ("timing", "tests/ -m quiet"),
+        ("faults", "tests/faults -m catalogue"),
+    ],
+)
+def test_arguments_go_to_one_run_of_all_tests(machine: Machine, target: str, tests: str) -> None:
     machine.done(".made", ".run", ".test", ".lab")
     for name in ("python", "pytest", "ruff", "mypy"):
         machine.command(f".venv/bin/{name}")
-    machine.make("test", "ARGS=-k 'one or two'")
+    machine.make(target, "ARGS=-k 'one or two'")
     pytest_calls = [call for call in machine.calls() if call.startswith("pytest")]
-    assert pytest_calls == ["pytest tests/ -m not quiet and not long -k one or two"]
+    assert pytest_calls == [f"pytest {tests} -k one or two"]
 
 
 def test_help_lists_every_target(machine: Machine) -> None:

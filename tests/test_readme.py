@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.run import options
 from fixtures.transport.hosts import parse
+from reports.decision import decide, exit_status
 from reports.journal import Journal
 from reports.record import (
     CheckRecord,
@@ -24,8 +25,6 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict import decide, exit_status
-from tests.faults.matrix.__main__ import parser, planned
 from tests.house.tree import ROOT, files
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,7 +76,7 @@ RUN = {
 ELSEWHERE = {
     ".venv/bin/python -m reports render reports/out": "test_a_run_that_was_killed_still_has_an_answer",
     "make test": "it is what runs this test",
-    FAULTS: "test_the_fault_matrix_has_the_rows_that_are_named",
+    FAULTS: "test_the_catalogue_has_the_rows_that_are_named",
     ".venv/bin/python -m tests.lab up --nodes 4 --rate 200mbit": "test_the_lab_says_what_to_run",
 }
 
@@ -112,10 +111,10 @@ def test_the_command_does_what_it_says(checkout: Path, command: str) -> None:
     assert words in done.stdout
 
 
-def test_the_fault_matrix_has_the_rows_that_are_named() -> None:
-    [arguments] = re.findall(r'ARGS="(.*)"', FAULTS)
-    trials = planned(parser().parse_args(arguments.split()), seed=1)
-    assert [trial.row.name for trial in trials] == ["link-slow", "rank-killed"]
+def test_the_catalogue_has_the_rows_that_are_named(checkout: Path) -> None:
+    done = shell(f'{FAULTS[:-1]} --collect-only -q"', checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"\[(.*)\]", done.stdout) == ["link-slow-tx", "rank-killed"]
 
 
 @pytest.mark.lab

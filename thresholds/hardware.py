@@ -94,8 +94,8 @@ class Hardware:
     """A checked hardware file. `judges` says what a file without accelerators honestly judges.
 
     Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
-    `shared` says which other programs run on such machines, and what follows; `one_machine` that all nodes
-    are one, whose CPUs they share. `peers`: how nodes are held against each other, where the file says so.
+    `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are held
+    against each other, where the file says so.
     `judges_with` names the files with whose nodes its own may share a world. `extends` are the files that it
     builds on, the nearest first; `sha256` is over it and them.
     """
@@ -108,7 +108,6 @@ class Hardware:
     sweep: Sweep
     judges: str = ""
     shared: str = ""
-    one_machine: str = ""
     auto: bool = True
     part: bool = False
     judges_with: tuple[str, ...] = ()

@@ -1,18 +1,22 @@
-"""Whether one of many equals is an outlier among them: far outside their spread, and by more than a margin.
+"""A value among its equals: a figure that is an outlier, or a value that most of the others do not share.
 
-The spread is the median absolute deviation (MAD) from the median, and the modified z of a value x is
-0.6745 (x - median) / MAD; beyond 3.5 it is an outlier (B. Iglewicz, D. Hoaglin, "How to Detect and Handle
-Outliers", 1993). Alone that convicts one in four healthy clusters of a thousand nodes, and where nearly all
-are equal the smallest difference: so it must also lie a margin of the median behind. Of values of which half
-or more are bad nothing is seen, and few values have no spread: absolute limits are for those.
+An outlier is far outside the spread of its equals, and behind them by more than a margin. The spread is the
+median absolute deviation (MAD) from the median, and the modified z of a value x is 0.6745 (x - median) / MAD;
+beyond 3.5 it is an outlier (B. Iglewicz, D. Hoaglin, "How to Detect and Handle Outliers", 1993). Alone that
+convicts one in four healthy clusters of a thousand nodes, and where nearly all are equal the smallest
+difference: so it must also lie a margin of the median behind. Of values of which half or more are bad nothing
+is seen, and few values have no spread: absolute limits are for those.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Name = TypeVar("Name")
 
 CUT = 3.5
 _SCALE = 0.6745  # the MAD of a normal distribution, in standard deviations
@@ -53,7 +57,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Standing:
-    """One value among its peers, itself included.
+    """One value among its peers.
 
     `behind` is the share of the median's speed that it lacks, below 0 if it is faster; `z` is above 0 where
     it is worse.
@@ -71,22 +75,48 @@ class Standing:
 
 
 def standing(value: float, everyone: Sequence[float], *, more_is_better: bool) -> Standing:
-    """Where a value stands among everyone's, of which it is one; all are above 0."""
-    middle = statistics.median(everyone)
-    spread = statistics.median(abs(other - middle) for other in everyone)
+    """Where a value stands among everyone's, itself included or not; all are above 0."""
+    middle, spread = median_and_spread(everyone)
     worse = middle - value if more_is_better else value - middle
     return Standing(
         value=value,
         median=middle,
-        z=_ratio(_SCALE * worse, spread),
+        z=_ratio(worse, spread),
         behind=behind(value, middle, more_is_better=more_is_better),
         peers=len(everyone),
     )
 
 
+def median_and_spread(values: Iterable[float]) -> tuple[float, float]:
+    """Return the median, and the MAD in standard deviations of a normal distribution."""
+    everyone = list(values)
+    middle = statistics.median(everyone)
+    return middle, statistics.median(abs(value - middle) for value in everyone) / _SCALE
+
+
 def behind(value: float, median: float, *, more_is_better: bool) -> float:
     """The share of the median's speed that a value lacks; of times, of their inverse."""
     return 1.0 - (value / median if more_is_better else median / value)
+
+
+def near_median(values: Mapping[Name, float], share: float) -> list[Name]:
+    """Return those whose values differ from the median by no more than a share of it."""
+    middle = statistics.median(values.values())
+    return [name for name, value in values.items() if abs(value - middle) <= share * abs(middle)]
+
+
+def by_value(values: Mapping[Name, Hashable]) -> list[list[Name]]:
+    """Group the names that have the same value, in the order in which they come."""
+    groups: dict[Hashable, list[Name]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    return list(groups.values())
+
+
+def majority(values: Mapping[Name, Hashable]) -> list[Name]:
+    """Return those that have the value of more than half; none where no value has a majority."""
+    largest = max(by_value(values), key=len, default=[])
+    return largest if 2 * len(largest) > len(values) else []
 
 
 def _ratio(over: float, under: float) -> float:

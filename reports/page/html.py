@@ -1,6 +1,6 @@
-"""`report.html`, `report.css` and `plots/`: no script, no inline style, nothing from elsewhere.
+"""`report.html`, `report.css` and `plots/`: no script, no inline style, nothing from other servers.
 
-It must read the same under the policy with which Jenkins serves artifacts
+The page must look the same under the policy with which Jenkins serves artifacts
 (`sandbox; default-src 'none'; img-src 'self'; style-src 'self'`) and from a disk without a network.
 """
 
@@ -15,12 +15,12 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from reports import atomic, provenance
-from reports.clean import clean
-from reports.hostlist import fold
-from reports.page import figures, page, plots, schedules
+from reports import notation
+from reports.decision import RunVerdict, Standing
+from reports.page import page, plots, schedules
+from reports.page.drawing import Picture
 from reports.record import CheckRecord, Outcome, Record
-from reports.verdict import RunVerdict, Standing
+from reports.text import clean, write_file
 from reports.verdict_file import check_counts
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -31,25 +31,25 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     """Write the page with its style sheet and pictures into `report_dir`."""
     checks = [record for record in records if isinstance(record, CheckRecord)]
     curves, drawn = plots.draw(checks, report_dir), schedules.draw(checks, report_dir)
-    atomic.write_text(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    atomic.write_text(report_dir / "report.html", _render(report_dir, records, verdict, curves, drawn))
+    write_file(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    write_file(report_dir / "report.html", _render(report_dir, records, verdict, curves, drawn))
 
 
 def _render(
     report_dir: Path,
     records: Sequence[Record],
     verdict: RunVerdict,
-    curves: Sequence[plots.Plot],
-    drawn: Sequence[schedules.Picture],
+    curves: Sequence[Picture],
+    drawn: Sequence[Picture],
 ) -> str:
     content = page.build(records, verdict)
     environment = _environment(report_dir)
     template = environment.get_template("report.html.j2")
     return template.render(
         page=content,
-        pictures=curves,
+        curves=curves,
         schedules=drawn,
-        facts=provenance.compare(content.nodes),
+        facts=page.compare_facts(content.nodes),
         counts=check_counts(verdict),
         files=[name for name in _FILES if (report_dir / name).is_file()],
         Standing=Standing,
@@ -67,8 +67,8 @@ def _environment(report_dir: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        fold=fold,
-        duration=figures.duration,
+        fold=notation.fold,
+        duration=notation.duration,
         slug=lambda text: re.sub(r"[^a-z]", "", str(text).lower()),
         command=shlex.join,
     )
@@ -77,12 +77,12 @@ def _environment(report_dir: Path) -> jinja2.Environment:
 
 
 def _printable(value: object) -> object:
-    """Every text that a template prints passes here; only what the templates themselves wrote is exempt."""
+    """Clean every text that a template prints, except the markup of the templates themselves."""
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _link(report_dir: Path, path: str) -> str:
-    """A relative address for a file below the report directory, "" when there is none such."""
+    """The relative address of a file below the report directory, "" when there is no such file."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not (report_dir / path).is_file():
         return ""

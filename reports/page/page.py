@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.evidence import head
-from reports.hostlist import fold
-from reports.page import figures, searches
+from reports import notation
+from reports.audit import head
+from reports.decision import NodeVerdict, RunVerdict, Standing
+from reports.notation import fold
+from reports.page import searches
 from reports.page.searches import Searched
 from reports.record import (
     READY,
@@ -21,15 +24,15 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict import NodeVerdict, RunVerdict, Standing
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
 _UNFOLDED = 40  # checks of a suite
+_LONGEST = 300  # characters of a fact
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Nodes that share a standing and a reason. `proof` are the checks that decided it."""
+    """Nodes that share a standing and a reason; `proof` are the checks that decided it."""
 
     standing: Standing
     nodes: tuple[str, ...]
@@ -38,7 +41,7 @@ class Answer:
 
     @property
     def folded(self) -> str:
-        """The names in few characters."""
+        """The names as ranges."""
         return fold(self.nodes)
 
 
@@ -56,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """One check with its judgements; `anchor` is its place in the page."""
+    """One check with its judgements; `anchor` is the id of its element in the page."""
 
     anchor: str
     record: CheckRecord
@@ -64,15 +67,13 @@ class Check:
 
     @property
     def searched(self) -> Searched | None:
-        """What a search for the part to blame saw."""
+        """What the search for the bad part measured, if there was one."""
         return searches.of(self.record)
 
     @property
-    def told(self) -> bool:
-        """Whether it is told at length: it did not pass, or it did and blames somebody or says why."""
-        record = self.record
-        explained = record.outcome is Outcome.PASS and bool(record.reason)
-        return record.outcome in _TROUBLE or bool(record.blame) or explained
+    def explained(self) -> bool:
+        """Whether the page explains it: it did not pass, or it passed and met somebody who is to blame."""
+        return self.record.outcome in _TROUBLE or bool(self.record.blame)
 
     @property
     def nodes(self) -> str:
@@ -82,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Checks that ended alike on the same nodes for the same reason: one cause, told once."""
+    """Checks with one outcome on the same nodes for the same reason: one cause, explained once."""
 
     outcome: Outcome
     reason: str
@@ -91,7 +92,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one module, and how many of them ended in what."""
+    """The checks of one test module, and how many of them had each outcome."""
 
     name: str
     checks: tuple[Check, ...]
@@ -99,18 +100,18 @@ class Suite:
 
     @property
     def troubled(self) -> bool:
-        """Whether a reader wants to see it first."""
+        """Whether any of its checks needs attention; such suites come first."""
         return any(self.counts.get(outcome) for outcome in _TROUBLE)
 
     @property
     def unfolded(self) -> bool:
-        """Whether it is shown without being asked for: trouble that does not fill screens."""
+        """Whether it is shown open: it has trouble and is not too long."""
         return self.troubled and len(self.checks) <= _UNFOLDED
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that was not measured, why, and the checks and nodes that it would have been."""
+    """Checks that were not measured on these nodes, and why."""
 
     why: str
     nodes: str
@@ -119,7 +120,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template may look at."""
+    """Everything that the templates may read."""
 
     verdict: RunVerdict
     run: RunRecord | None
@@ -131,18 +132,18 @@ class Page:
     sources: tuple[str, ...]
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
-    anchors: Mapping[str, str]  # check id -> its place in the page
+    anchors: Mapping[str, str]  # check id -> id of its element in the page
 
     def of(self, standing: Standing) -> tuple[NodeVerdict, ...]:
-        """The nodes that stand so."""
+        """The nodes that have this standing."""
         return self.verdict.standing(standing)
 
 
 def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
     """The page of a run."""
     sources: dict[str, int] = {}
-    found = (record for record in records if isinstance(record, CheckRecord))
-    checks = [_check(index, record, sources) for index, record in enumerate(found, start=1)]
+    reported = (record for record in records if isinstance(record, CheckRecord))
+    checks = [_check(index, record, sources) for index, record in enumerate(reported, start=1)]
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
     nodes = {record.name: record for record in records if isinstance(record, NodeRecord)}
     return Page(
@@ -161,7 +162,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
 
 
 def _answers(verdict: RunVerdict) -> tuple[Answer, ...]:
-    """Rejected first, then unproven; nodes with one reason together, so that a cause is read once."""
+    """Rejected nodes first, then unproven ones; nodes with the same reason share an answer."""
     groups: dict[tuple[Standing, str], list[NodeVerdict]] = {}
     for standing in (Standing.REJECTED, Standing.UNPROVEN):
         for node in verdict.standing(standing):
@@ -180,11 +181,11 @@ def _check(index: int, record: CheckRecord, sources: dict[str, int]) -> Check:
 def _row(judgement: Judgement, sources: dict[str, int]) -> Row:
     source = sources.setdefault(judgement.source, len(sources) + 1) if judgement.source else 0
     size = judgement.case.get("size")
-    where = f" at {figures.size(size)}" if isinstance(size, int) else ""
+    where = f" at {notation.size(size)}" if isinstance(size, int) else ""
     return Row(
         metric=judgement.metric + where,
         outcome=judgement.outcome,
-        measured=figures.quantity(judgement.value, judgement.unit) if judgement.value is not None else "none",
+        measured=notation.quantity(judgement.value, judgement.unit) or "none",
         limit=judgement.limit,
         margin=_margin(judgement),
         source=source,
@@ -200,7 +201,7 @@ def _margin(judgement: Judgement) -> str:
 
 
 def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Gap]:
-    """What never reported, by why: a node that left the run has said so, the rest should have been there."""
+    """Planned checks that never reported, grouped by the reason: their node left the run, or nobody knows."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for entry in verdict.not_reported:
         for node in entry.nodes or ("",):
@@ -219,7 +220,7 @@ def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Ga
 def _why_silent(node: NodeRecord | None) -> str:
     if node is None or node.state == READY:
         return "planned, never reported"
-    return node.said
+    return node.sentence
 
 
 def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
@@ -230,8 +231,8 @@ def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
     return [
         Gap(
             f"n/a: {why}",
-            fold(node for one in same for node in one.record.nodes),
-            tuple(one.record.name for one in same),
+            fold(node for check in same for node in check.record.nodes),
+            tuple(check.record.name for check in same),
         )
         for why, same in groups.items()
     ]
@@ -241,7 +242,7 @@ def _troubles(checks: Sequence[Check]) -> tuple[Trouble, ...]:
     groups: dict[tuple[Outcome, str, tuple[str, ...]], list[Check]] = {}
     for outcome in (*_TROUBLE, Outcome.PASS, Outcome.NOT_APPLICABLE):
         for check in checks:
-            if check.told and check.record.outcome is outcome:
+            if check.explained and check.record.outcome is outcome:
                 groups.setdefault((outcome, _reason(check.record), check.record.nodes), []).append(check)
     return tuple(Trouble(outcome, reason, tuple(same)) for (outcome, reason, _), same in groups.items())
 
@@ -267,3 +268,29 @@ def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
 
 def _count(checks: Sequence[Check], outcome: Outcome) -> int:
     return sum(check.record.outcome is outcome for check in checks)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that are the same on every node, and each node's other facts, as short texts."""
+
+    common: Mapping[str, str]
+    own: Mapping[str, Mapping[str, str]]
+
+
+def compare_facts(nodes: Sequence[NodeRecord]) -> Facts:
+    """Separate the common facts from those in which nodes differ: a fact that differs is often the cause."""
+    every = {node.name: {name: _fact(value) for name, value in node.facts.items()} for node in nodes}
+    known = [facts for facts in every.values() if facts]
+    first = known[0] if len(known) > 1 else {}
+    common = {name: value for name, value in first.items() if all(f.get(name) == value for f in known)}
+    own = {
+        node: {name: value for name, value in facts.items() if name not in common}
+        for node, facts in every.items()
+    }
+    return Facts(common, own)
+
+
+def _fact(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -1,26 +1,19 @@
-"""Bandwidth curves as SVG files that need no style: every property is an attribute of its element.
-
-Content policies that forbid inline styles (Jenkins serves artifacts under `style-src 'self'`) also hold for
-an SVG file that is opened by itself, so matplotlib's `style="..."` is taken apart.
-"""
+"""Bandwidth curves: what each sweep measured by message size, beside its limits."""
 
 from __future__ import annotations
 
 import math
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports import atomic
-from reports.hostlist import fold
-from reports.page import figures
+from reports import notation
+from reports.page import drawing
+from reports.page.drawing import FAINT, INK, Picture
 from reports.record import CheckRecord, Outcome
 
 _COLOURS = {
@@ -29,26 +22,13 @@ _COLOURS = {
     Outcome.UNCHECKED: "#a86a00",
     Outcome.NOT_APPLICABLE: "#8a929c",
 }
-_INK, _FAINT = "#333a42", "#dfe3e8"
 _NAMED_CURVES = 6  # more than these would make the legend the picture
 _TICKS = 7
-_SVG = "http://www.w3.org/2000/svg"
-_SETTINGS = {
-    "svg.hashsalt": "shakedown",  # the same journal gives the same file
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.edgecolor": "#9aa2ab",
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One sweep: sizes and GB/s, and the floors (size, GB/s) that it was held against."""
+    """One sweep: points and floors as (size in bytes, GB/s)."""
 
     label: str
     outcome: Outcome
@@ -56,17 +36,8 @@ class Curve:
     floors: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A picture below the report directory; `text` says in words what it shows."""
-
-    file: str
-    title: str
-    text: str
-
-
-def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Plot]:
-    """One picture for each collective, path and dtype that has a recorded sweep, worst news first."""
+def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
+    """One picture for each collective, path and dtype with a recorded sweep, those with trouble first."""
     groups: dict[tuple[str, str, str], list[Curve]] = {}
     for check in checks:
         curve = _curve(check)
@@ -97,7 +68,7 @@ def _curve(check: CheckRecord) -> Curve | None:
         for judgement in check.judgements
         if judgement.metric == "busbw" and judgement.limit_value and "size" in judgement.case
     ]
-    return Curve(fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors))
+    return Curve(notation.fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors))
 
 
 def _point(entry: object) -> tuple[float, float] | None:
@@ -109,15 +80,15 @@ def _point(entry: object) -> tuple[float, float] | None:
     return (float(size), float(rate)) if size > 0 and math.isfinite(rate) else None
 
 
-def _picture(key: tuple[str, str, str], curves: Sequence[Curve], report_dir: Path) -> Plot:
+def _picture(key: tuple[str, str, str], curves: Sequence[Curve], report_dir: Path) -> Picture:
     title = f"{key[0] or 'sweep'} over {key[1] or 'unknown path'}" + (f", {key[2]}" if key[2] else "")
     name = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(part for part in key if part)).strip("-") or "sweep"
-    file = f"plots/{name}.svg"
-    with mpl.rc_context(_SETTINGS):  # type: ignore[arg-type]
+    with drawing.settings():
         figure = Figure(figsize=(5.6, 3.3), layout="constrained")
         _paint(figure.add_subplot(), curves)
-        atomic.write_text(report_dir / file, _svg(figure))
-    return Plot(file, title, _in_words(curves))
+        picture = Picture(f"plots/{name}.svg", title, _in_words(curves), *drawing.pixels(figure))
+        drawing.save(figure, report_dir, picture)
+    return picture
 
 
 def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -126,7 +97,7 @@ def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
     floors = sorted({floor for curve in curves for floor in curve.floors})
     if floors:
         sizes, rates = zip(*floors, strict=True)
-        axes.plot(sizes, rates, "_", color=_INK, markersize=13, markeredgewidth=1.6, label="limit")
+        axes.plot(sizes, rates, "_", color=INK, markersize=13, markeredgewidth=1.6, label="limit")
     _dress(axes, sorted({size for curve in curves for size, _ in curve.points}))
 
 
@@ -150,18 +121,18 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     step = max(1, math.ceil(len(sizes) / _TICKS))
     shown = sizes[::-1][::step]  # from the largest down: that is where the limits are
-    axes.set_xticks(shown, [figures.size(int(size)) for size in shown])
+    axes.set_xticks(shown, [notation.size(int(size)) for size in shown])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_ylabel("bus bandwidth, GB/s")
-    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
 
 def _in_words(curves: Sequence[Curve]) -> str:
-    """Compare the sweeps that go up to the largest size: those of latency end where others begin."""
+    """Compare only the sweeps that reach the largest size: sweeps for latency end at small sizes."""
     largest = max(curve.points[-1][0] for curve in curves)
     curves = [curve for curve in curves if curve.points[-1][0] == largest]
     best = max(curves, key=lambda curve: curve.points[-1][1])
@@ -173,31 +144,4 @@ def _in_words(curves: Sequence[Curve]) -> str:
 
 
 def _at_the_end(curve: Curve) -> str:
-    return f"{figures.quantity(curve.points[-1][1], 'GB/s')} ({curve.label})"
-
-
-def _svg(figure: Figure) -> str:
-    buffer = StringIO()
-    metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
-    figure.savefig(buffer, format="svg", metadata=metadata)
-    return without_styles(buffer.getvalue())
-
-
-def without_styles(svg: str) -> str:
-    """The same picture with presentation attributes in place of `style` attributes and elements."""
-    ET.register_namespace("", _SVG)
-    ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ET.fromstring(svg)  # noqa: S314 - matplotlib's own output
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag in (f"{{{_SVG}}}style", f"{{{_SVG}}}metadata")]:
-            parent.remove(child)
-        for name, value in _declarations(parent.attrib.pop("style", "")):
-            parent.set(name, value)
-    # What matplotlib's style sheet said of every element; these two are inherited.
-    root.attrib.update({"stroke-linejoin": "round", "stroke-linecap": "butt"})
-    return ET.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
-
-
-def _declarations(style: str) -> list[tuple[str, str]]:
-    pairs = (entry.partition(":") for entry in style.split(";") if entry.strip())
-    return [(name.strip(), value.strip()) for name, _, value in pairs]
+    return f"{notation.quantity(curve.points[-1][1], 'GB/s')} ({curve.label})"

@@ -1,33 +1,71 @@
-"""Pipeline schedules as they were measured: who did what when, one row per rank on a common time axis.
+"""Pipeline schedules as measured: what each rank did when, one row per rank on a common time axis.
 
-What is drawn came from nodes, so all of it is checked, and a schedule that is none has no picture.
+The data came from nodes, so all of it is checked first. A schedule that is malformed has no picture.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from reports import atomic
-from reports.clean import first_line
-from reports.hostlist import fold
-from reports.page import figures
-from reports.page.schedule_svg import KINDS, WIDTH, Box, Row, height_of, svg
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from reports import notation
+from reports.page import drawing
+from reports.page.drawing import INK, PIXELS_PER_INCH, Picture
 from reports.record import CheckRecord
+from reports.text import first_line
 
 MOST_PICTURES = 16
 MOST_ROWS = 16
 MOST_BOXES = 512  # of a row
-_MOST_FIGURE = 1e6  # beyond it lies no second, stage, micro-batch or bubble of anybody
+_MOST_FIGURE = 1e6  # no time in seconds, stage, micro-batch or bubble is larger
 _LEAST_S = 1e-9
+KINDS = {
+    "F": ("forward", "#3d7fb5", "#93bcdb"),
+    "B": ("backward", "#c77a2b", "#e6bd8f"),
+    "I": ("backward (input)", "#2f9484", "#8fcbc1"),
+    "W": ("backward (weight)", "#8a72b8", "#c4b6de"),
+}  # word, colour, and the colour of a rank's later stages
+_IDLE = "#f6dcd8"
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 1120, 172, 14, 58, 26, 30  # pixels
+_THICKNESS = 0.85  # of a bar, of its row
+_DIGIT = 6.2  # pixels that a digit takes
+
+
+class Box(NamedTuple):
+    """One operation."""
+
+    kind: str
+    stage: int
+    micro_batch: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rank did."""
+
+    place: int
+    label: str
+    boxes: tuple[Box, ...]
+
+    @property
+    def busy_s(self) -> float:
+        """The time that its operations took."""
+        return sum(box.end_s - box.begin_s for box in self.boxes)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One pipeline's schedule with its figures; `left_out` ranks have no row."""
+    """The schedule of one pipeline with its figures; `left_out` ranks have no row."""
 
     step: str
     check: CheckRecord
@@ -37,29 +75,18 @@ class Schedule:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """Schedules alike in this are drawn once."""
+        """Of schedules with the same key only one is drawn."""
         return self.step, len(self.check.nodes) > 1
 
     def figure(self, name: str) -> float | None:
-        """One of the check's figures."""
-        found = self.check.recorded.get("figures")
-        value = found.get(name) if isinstance(found, Mapping) else None
+        """One of the figures that the check recorded."""
+        figures = self.check.recorded.get("figures")
+        value = figures.get(name) if isinstance(figures, Mapping) else None
         return float(value) if isinstance(value, int | float) and abs(value) < _MOST_FIGURE else None
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture below the report directory; `text` says in words what it shows."""
-
-    file: str
-    title: str
-    text: str
-    width: int
-    height: int
-
-
 def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
-    """Draw each schedule inside a node and across nodes; of many nodes the one with the worst bubble."""
+    """Draw each schedule once inside a node and once across nodes, where its bubble is worst."""
     worst: dict[tuple[str, bool], Schedule] = {}
     count: dict[tuple[str, bool], int] = {}
     for check in checks:
@@ -83,30 +110,30 @@ def _badness(schedule: Schedule) -> float:
 
 
 def _schedule(check: CheckRecord) -> Schedule | None:
-    """Read the first pipeline of a check; None unless every rank of it says what it did."""
+    """Read the first pipeline of a check; None unless every one of its ranks has a row."""
     recorded = check.recorded.get("schedule")
     if not isinstance(recorded, Mapping) or not isinstance(recorded.get("step"), str):
         return None
-    said = recorded.get("ranks")
-    ranks = [rank for rank in said if isinstance(rank, Mapping)] if isinstance(said, list | tuple) else []
-    mine = [rank for rank in ranks if _said(rank).get("pipeline") == 0]
-    rows = [row for rank in mine if (row := _row(rank)) is not None]
-    if not rows or len(rows) != len(mine):
+    entries = recorded.get("ranks")
+    entries = entries if isinstance(entries, list | tuple) else []
+    ranks = [rank for rank in entries if isinstance(rank, Mapping) and _answer(rank).get("pipeline") == 0]
+    rows = [row for rank in ranks if (row := _row(rank)) is not None]
+    if not rows or len(rows) != len(ranks):
         return None
     rows.sort(key=lambda row: row.place)
-    formula = first_line(str(_said(mine[0]).get("formula", "")), 40)
+    formula = first_line(str(_answer(ranks[0]).get("formula", "")), 40)
     step = first_line(recorded["step"], 60)
     return Schedule(step, check, tuple(rows[:MOST_ROWS]), formula, max(len(rows) - MOST_ROWS, 0))
 
 
-def _said(rank: Mapping[str, object]) -> Mapping[str, object]:
-    said = rank.get("said")
-    return said if isinstance(said, Mapping) else {}
+def _answer(rank: Mapping[str, object]) -> Mapping[str, object]:
+    answer = rank.get("said")
+    return answer if isinstance(answer, Mapping) else {}
 
 
 def _row(rank: Mapping[str, object]) -> Row | None:
-    said = _said(rank)
-    operations, place = said.get("operations"), said.get("place")
+    answer = _answer(rank)
+    operations, place = answer.get("operations"), answer.get("place")
     if not isinstance(operations, list | tuple) or not 0 < len(operations) <= MOST_BOXES:
         return None
     boxes = [box for operation in operations if (box := _box(operation)) is not None]
@@ -120,9 +147,9 @@ def _box(operation: object) -> Box | None:
     if not isinstance(operation, list | tuple) or len(operation) != len(Box._fields):
         return None
     kind, stage, micro_batch, begin_s, end_s = operation
-    if kind not in tuple(KINDS) or not all(isinstance(one, int) for one in (stage, micro_batch)):
+    if kind not in tuple(KINDS) or not all(isinstance(index, int) for index in (stage, micro_batch)):
         return None
-    if not all(_is_figure(one) for one in operation[1:]) or end_s - begin_s < _LEAST_S:
+    if not all(_is_figure(value) for value in operation[1:]) or end_s - begin_s < _LEAST_S:
         return None
     return Box(kind, stage, micro_batch, float(begin_s), float(end_s))
 
@@ -131,18 +158,94 @@ def _is_figure(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_FIGURE
 
 
-# saying
+# drawing
 
 
 def _picture(number: int, schedule: Schedule, alike: int, report_dir: Path) -> Picture:
     name = schedule.step.rpartition(".")[2]
     where = "across nodes" if schedule.key[1] else "inside a node"
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-    file = f"plots/schedule-{number}-{plain}.svg"
     formula = schedule.figure("bubble_formula")
     bubble = formula if formula is not None and formula >= 0 else None
-    atomic.write_text(report_dir / file, svg(schedule.rows, bubble))
-    return Picture(file, f"{name} {where}", _in_words(schedule, alike), WIDTH, height_of(schedule.rows))
+    # Text stays text: thousands of micro-batches as outlines would be a large file.
+    with drawing.settings(**{"svg.fonttype": "none", "font.size": 8.0}):
+        figure, names = _figure(schedule.rows, bubble)
+        file, text = f"plots/schedule-{number}-{plain}.svg", _in_words(schedule, alike)
+        picture = Picture(file, f"{name} {where}", text, *drawing.pixels(figure))
+        drawing.save(figure, report_dir, picture, names)
+    return picture
+
+
+def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str, str]]:
+    """One row per rank, and lines where the work alone and the `bubble` of the formula would end.
+
+    The second value holds the tooltips of the boxes by their gid.
+    """
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    figure = Figure(figsize=(_WIDTH / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
+    place = (_LEFT / _WIDTH, _BOTTOM / height, 1 - (_LEFT + _RIGHT) / _WIDTH, _ROW * len(rows) / height)
+    axes = figure.add_axes(place)
+    end_s = max(box.end_s for row in rows for box in row.boxes)
+    busy_s = max(row.busy_s for row in rows)
+    expected_s = busy_s * (1 + (bubble or 0.0))
+    axes.set_xlim(0, max(end_s, expected_s) * 1e3)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    names: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        names.update(_paint_row(axes, number, row, end_s))
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_formatter(lambda value_ms, _: f"{notation.number(value_ms)} ms")
+    axes.spines[:].set_visible(False)
+    _legend(figure, rows)
+    _mark(axes, "work alone", busy_s * 1e3, 1 + 14 / (_ROW * len(rows)))
+    if bubble is not None:
+        _mark(axes, "end by the formula", expected_s * 1e3, 1 + 28 / (_ROW * len(rows)))
+    return figure, names
+
+
+def _paint_row(axes: Axes, number: int, row: Row, end_s: float) -> Iterator[tuple[str, str]]:
+    """Paint what a rank did, and yield the gid and the tooltip of each box."""
+    top = number - _THICKNESS / 2
+    axes.add_artist(Rectangle((0, top), end_s * 1e3, _THICKNESS, facecolor=_IDLE, gid=f"idle-{number}"))
+    first = min(box.stage for box in row.boxes)
+    pixels_per_ms = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
+    for index, box in enumerate(row.boxes):
+        word, *colours = KINDS[box.kind]
+        later = box.stage != first
+        begin, width = box.begin_s * 1e3, (box.end_s - box.begin_s) * 1e3
+        shape = Rectangle((begin, top), width, _THICKNESS, facecolor=colours[later], edgecolor="#ffffff")
+        shape.set(linewidth=0.6, gid=f"box-{number}-{index}")
+        axes.add_artist(shape)
+        label = str(box.micro_batch)
+        if width * pixels_per_ms > _DIGIT * len(label) + 3:
+            ink = INK if later else "#ffffff"
+            axes.text(begin + width / 2, number, label, color=ink, ha="center", va="center_baseline")
+        span = f"{notation.number(begin)} to {notation.number(begin + width)} ms"
+        yield str(shape.get_gid()), f"{word} of stage {box.stage}, micro-batch {box.micro_batch}: {span}"
+
+
+def _legend(figure: Figure, rows: Sequence[Row]) -> None:
+    there = {box.kind for row in rows for box in row.boxes}
+    entries = [Patch(color=colour, label=word) for kind, (word, colour, _) in KINDS.items() if kind in there]
+    entries.append(Patch(color=_IDLE, label="waiting: the bubble"))
+    entries.append(Patch(color="none", label="numbers: micro-batches; paler: a rank's later stage"))
+    corner = (_LEFT / _WIDTH, 1.0)
+    figure.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, ncols=len(entries), frameon=False)
+
+
+def _mark(axes: Axes, word: str, at_ms: float, top: float) -> None:
+    """A dashed line over all rows up to `top` (1 is the top of the rows), and a word beside its upper end."""
+    axes.axvline(at_ms, ymax=top, color=INK, linewidth=0.8, linestyle="--", clip_on=False)
+    axes.annotate(
+        word,
+        (at_ms, top),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(-3, 0),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+    )
 
 
 def _in_words(schedule: Schedule, alike: int) -> str:
@@ -157,11 +260,11 @@ def _in_words(schedule: Schedule, alike: int) -> str:
     text = (
         f"bubble {_shown(schedule.figure('bubble'))} measured, "
         f"{_shown(schedule.figure('bubble_formula'))} by the formula ({by}{letters}), "
-        f"{_shown(schedule.figure('bubble_simulated'))} simulated; on {fold(schedule.check.nodes)}"
+        f"{_shown(schedule.figure('bubble_simulated'))} simulated; on {notation.fold(schedule.check.nodes)}"
     )
     text += f", the worst of {alike} places" if alike > 1 else ""
     return text + (f"; {schedule.left_out} more ranks are not drawn" if schedule.left_out else "")
 
 
 def _shown(value: float | None) -> str:
-    return "unknown" if value is None else figures.number(value, 3)
+    return "unknown" if value is None else notation.number(value, 3)

@@ -1,6 +1,6 @@
-"""What a search for the bad part saw: a table of senders and receivers, and what larger groups showed.
+"""What a search for the bad part measured: a table of senders and receivers, and groups of nodes.
 
-It is drawn from the record of a check, which anybody may have written: all of it is checked.
+The data came from the record of a check, which need not be well-formed, so all of it is checked first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_NODES = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """What was read of the way from one node to another. `word` is `bad`, `good` or "" (never tried)."""
+    """The readings of the path from one node to another. `word` is `bad`, `good` or "" (never measured)."""
 
     word: str
     text: str = ""
@@ -23,10 +23,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Searched:
-    """One search: how it ended, and for each sender what came out at each receiver.
+    """One search: its result, and for each sender a cell per receiver.
 
-    `nodes` are those on bad ways first, and then others in the order in which they were read. `groups` are
-    those of more than two nodes: what is bad among them is bad on no way that can be told.
+    `nodes` begin with those on the most bad paths; the others follow in the order of the readings. `groups`
+    are readings of more than two nodes together, which tell of no single path.
     """
 
     sentence: str
@@ -38,7 +38,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Reading:
     source: str
     destination: str
     group: tuple[str, ...]
@@ -47,30 +47,32 @@ class _Seen:
 
 
 def of(check: CheckRecord) -> Searched | None:
-    """Give the search of a check, None when it has none or when what it recorded is none."""
-    found = check.recorded.get("search")
-    if not isinstance(found, Mapping):
+    """The search of a check; None when it has none, or one that is malformed."""
+    recorded = check.recorded.get("search")
+    if not isinstance(recorded, Mapping):
         return None
-    sentence, rounds = found.get("sentence"), found.get("rounds")
+    sentence, rounds = recorded.get("sentence"), recorded.get("rounds")
     if not isinstance(sentence, str) or not isinstance(rounds, int) or not rounds:
         return None
-    readings = _seen(found.get("readings"))
-    seen = [one for one in readings if len(one.group) <= 2]
-    every = _in_order(seen)
+    readings = _readings(recorded.get("readings"))
+    pairs = [reading for reading in readings if len(reading.group) <= 2]
+    every = _in_order(pairs)
     nodes = every[:MOST_NODES]
-    rows = tuple((sender, tuple(_cell(seen, sender, receiver) for receiver in nodes)) for sender in nodes)
+    rows = tuple((sender, tuple(_cell(pairs, sender, receiver) for receiver in nodes)) for sender in nodes)
     return Searched(sentence, rounds, nodes, rows, len(every) - len(nodes), _groups(readings))
 
 
-def _groups(readings: Sequence[_Seen]) -> tuple[tuple[tuple[str, ...], Cell], ...]:
-    groups = dict.fromkeys(one.group for one in readings if len(one.group) > 2)
-    return tuple((group, _summed([one for one in readings if one.group == group])) for group in groups)
+def _groups(readings: Sequence[_Reading]) -> tuple[tuple[tuple[str, ...], Cell], ...]:
+    groups = dict.fromkeys(reading.group for reading in readings if len(reading.group) > 2)
+    return tuple(
+        (group, _summed([reading for reading in readings if reading.group == group])) for group in groups
+    )
 
 
-def _seen(readings: object) -> list[_Seen]:
-    entries = readings if isinstance(readings, Sequence) and not isinstance(readings, str) else []
+def _readings(recorded: object) -> list[_Reading]:
+    entries = recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else []
     return [
-        _Seen(
+        _Reading(
             entry["from"],
             entry["to"],
             _names(entry.get("group")),
@@ -86,22 +88,23 @@ def _names(group: object) -> tuple[str, ...]:
     return tuple(map(str, group)) if isinstance(group, list) else ()
 
 
-def _in_order(seen: Sequence[_Seen]) -> tuple[str, ...]:
-    """The nodes, those that are on most bad ways first."""
+def _in_order(readings: Sequence[_Reading]) -> tuple[str, ...]:
+    """The nodes, those on the most bad paths first."""
     count: dict[str, int] = {}
-    for one in seen:
-        for node in {one.source, one.destination}:
-            count[node] = count.get(node, 0) + one.bad
+    for reading in readings:
+        for node in (reading.source, reading.destination):
+            count[node] = count.get(node, 0) + reading.bad
     return tuple(sorted(count, key=lambda node: -count[node]))
 
 
-def _cell(seen: Sequence[_Seen], sender: str, receiver: str) -> Cell:
-    return _summed([one for one in seen if (one.source, one.destination) == (sender, receiver)])
+def _cell(readings: Sequence[_Reading], sender: str, receiver: str) -> Cell:
+    path = (sender, receiver)
+    return _summed([reading for reading in readings if (reading.source, reading.destination) == path])
 
 
-def _summed(mine: Sequence[_Seen]) -> Cell:
-    if not mine:
+def _summed(readings: Sequence[_Reading]) -> Cell:
+    if not readings:
         return Cell("")
-    worst = max(mine, key=lambda one: one.bad)
-    times = f"{sum(one.bad for one in mine)} of {len(mine)} readings are bad"
+    worst = max(readings, key=lambda reading: reading.bad)
+    times = f"{sum(reading.bad for reading in readings)} of {len(readings)} readings are bad"
     return Cell("bad" if worst.bad else "good", f"{times}; {worst.sentence}" if worst.sentence else times)

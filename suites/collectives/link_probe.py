@@ -5,7 +5,8 @@ second node first, then towards the first, one rank sends messages without a pau
 each has arrived: a sample is the time from one arrival to the next, so that it holds one message at the
 speed of the way. Latency, a connection that has yet to gain speed, and what a shaper lets through at once
 after a pause fall into the first `lead` messages, which no sample holds. Every message has a payload of its
-own, and all of them are compared.
+own, and all of them are compared. A reading that is to last longer sends them `laps` times over, so that it
+needs no more memory; what arrived in the last lap is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _EARLIER = 8  # messages that wrong data are compared with
 _SMALL = 8  # elements of a message that goes there and back
 
 
-def probe(ctx: Context, size_bytes: int, iterations: int, lead: int, round_trips: int) -> dict[str, Any]:
+def probe(
+    ctx: Context, size_bytes: int, iterations: int, lead: int, *, round_trips: int, laps: int
+) -> dict[str, Any]:
     """Try both ways. Arrivals are told by who received; `began` is when the last of the lead arrived.
 
     It is on the clock of the node (CLOCK_MONOTONIC), so that the arrivals of its ranks can be put in order.
@@ -48,9 +51,9 @@ def probe(ctx: Context, size_bytes: int, iterations: int, lead: int, round_trips
         if partner is None:
             timing.barrier(ctx)
         elif on_first == (way == 0):
-            _send(ctx, messages, partner)
+            _send(ctx, messages, partner, laps)
         else:
-            said["receives"] = _receive(ctx, messages, partner, lead)
+            said["receives"] = _receive(ctx, messages, partner, lead, laps)
             said["wrong"] = _wrong(ctx, messages, partner)
     return said
 
@@ -86,7 +89,11 @@ def _post(call: Any, message: torch.Tensor, partner: int) -> list[Any]:  # noqa:
     return list(dist.batch_isend_irecv([dist.P2POp(call, message, partner)]))
 
 
-def _send(ctx: Context, messages: torch.Tensor, partner: int) -> None:
+def _over(messages: torch.Tensor, laps: int) -> list[torch.Tensor]:
+    return list(messages) * laps
+
+
+def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None:
     """Send them all, each with its payload, without a pause."""
     own = range(ctx.rank, ctx.rank + 1)
     for number, message in enumerate(messages):
@@ -94,7 +101,7 @@ def _send(ctx: Context, messages: torch.Tensor, partner: int) -> None:
         message.copy_(fill[0])
     timing.complete(ctx)
     timing.barrier(ctx)
-    posted = [_post(dist.isend, message, partner) for message in messages]
+    posted = [_post(dist.isend, message, partner) for message in _over(messages, laps)]
     for number, works in enumerate(posted, 1):
         for work in works:
             work.wait()
@@ -104,15 +111,15 @@ def _send(ctx: Context, messages: torch.Tensor, partner: int) -> None:
     ctx.progress.done(len(posted))
 
 
-def _receive(ctx: Context, messages: torch.Tensor, partner: int, lead: int) -> dict[str, Any]:
+def _receive(ctx: Context, messages: torch.Tensor, partner: int, lead: int, laps: int) -> dict[str, Any]:
     poison(messages)
     arrivals = _on_device if ctx.device.type == "cuda" else _on_host
-    ready, began, seconds = arrivals(ctx, messages, partner, lead)
+    ready, began, seconds = arrivals(ctx, _over(messages, laps), partner, lead)
     return {"source": partner, "began": began, "lead_s": began - ready, "seconds": seconds}
 
 
 def _on_host(
-    ctx: Context, messages: torch.Tensor, partner: int, lead: int
+    ctx: Context, messages: list[torch.Tensor], partner: int, lead: int
 ) -> tuple[float, float, list[float]]:
     """All receives wait before the first message is sent, so that none waits for its receiver."""
     posted = [_post(dist.irecv, message, partner) for message in messages]
@@ -128,7 +135,7 @@ def _on_host(
 
 
 def _on_device(
-    ctx: Context, messages: torch.Tensor, partner: int, lead: int
+    ctx: Context, messages: list[torch.Tensor], partner: int, lead: int
 ) -> tuple[float, float, list[float]]:
     """Issued one behind the other; events tell when the device was done with each."""
     timing.barrier(ctx)

@@ -146,9 +146,11 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
 
 
 @step
-def link(ctx: Context, *, size_bytes: int, iterations: int, lead: int, round_trips: int) -> dict[str, Any]:
+def link(
+    ctx: Context, *, size_bytes: int, iterations: int, lead: int, round_trips: int, laps: int = 1
+) -> dict[str, Any]:
     """Try both ways between two nodes, one after the other, every rank with its partner on the other node."""
-    return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips)
+    return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips=round_trips, laps=laps)
 
 
 def _counts(collective: str, ranks: int, dtype: str, sizes: list[int]) -> list[int]:

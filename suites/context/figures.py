@@ -11,6 +11,7 @@ import torch
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.overlap import hidden_share
 from suites.context.ring_attention import Tally
 from suites.context.techniques import Ring, Shape, Technique, Tensors
 
@@ -33,10 +34,7 @@ SCALES = {"cpu": Scale(128, 32, torch.float32), "cuda": Scale(4096, 128, torch.b
 
 
 def figures(ctx: Context, make: Callable[[Context, Shape], Technique], shape: Shape) -> dict[str, float]:
-    """Pattern: GB/s that a rank sends in forward, over the median time; a ring's overlap as well.
-
-    overlap = (computation + communication - both) / the shorter of the two: 1 when that one is hidden.
-    """
+    """Pattern: GB/s that a rank sends in forward, over the median time; a ring's overlap as well."""
     scale = SCALES[ctx.device.type]
     scale = replace(scale, tokens=tokens_of(scale, ctx.size))
     technique = make(ctx, replace(shape, batch=1, length=scale.tokens * ctx.size, dim=scale.dim))
@@ -46,7 +44,7 @@ def figures(ctx: Context, make: Callable[[Context, Shape], Technique], shape: Sh
     if isinstance(technique, Ring):
         computing_s = median_seconds(ctx, lambda: technique.compute(part), "computation")
         both_s = median_seconds(ctx, lambda: technique.attend(part.q, part.k, part.v, Tally()), "both")
-        found["overlap"] = (moving_s + computing_s - both_s) / min(moving_s, computing_s)
+        found["overlap"] = hidden_share(computing_s, moving_s, both_s)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fixtures.check.check import Check
-from fixtures.check.inventory.rules import SUBJECTS
+from fixtures.check.inventory.table import SUBJECTS
 from fixtures.check.plan import NODE, Case, over
 
 INVENTORY = [Case("", (subject,), {"subject": subject}, weight=0.0) for subject in SUBJECTS]

@@ -25,6 +25,7 @@ from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.engines import engine
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context, Unsupported
+from fixtures.ranks.study.overlap import hidden_share
 from suites.context.figures import median_seconds
 from suites.tensor import blocks
 from suites.tensor.blocks import SEQUENCE, Split, mlp_cuts, sequence_cuts
@@ -202,10 +203,7 @@ class Exact(Collective):
 
 
 def overlap(ctx: Context, ops: Fused) -> Mapping[str, float]:
-    """How much of what is moved hides behind the products of a forward pass.
-
-    overlap = (products + moving - fused) / the shorter of the two: 1 when that one is hidden.
-    """
+    """How much of what is moved hides behind the products of a forward pass."""
     tokens, width, hidden = _SCALES[ctx.device.type]
     dtype = torch.float32 if ctx.device.type == "cpu" else torch.bfloat16
     mine, part = tokens // ctx.size or 1, hidden // ctx.size or 1
@@ -223,4 +221,4 @@ def overlap(ctx: Context, ops: Fused) -> Mapping[str, float]:
     products_s = median_seconds(ctx, lambda: whole @ column @ row, "products")
     moving_s = median_seconds(ctx, moving, "moving")
     fused_s = median_seconds(ctx, lambda: ops.scatter(ops.gather(x, [column])[1][0], row), "fused")
-    return {"overlap": (products_s + moving_s - fused_s) / min(products_s, moving_s)}
+    return {"overlap": hidden_share(products_s, moving_s, fused_s)}

@@ -1,45 +1,74 @@
-"""What the steps of data parallelism answer: studies of a technique, and the closed forms beside them."""
+"""The techniques of data parallelism, each with its closed forms, and what their steps answer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
-from suites.zero import exchanges
-from suites.zero.evidence import Entries, Study, study
+from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
+from fixtures.ranks.study.pattern import Move, sent
+from fixtures.ranks.study.traffic import Expected
 from suites.zero.flat import Zero1
-from suites.zero.training import EXACT, Task
-from suites.zero.wrapped import FullySharded, Replicated
+from suites.zero.training import Held, Task, Trained
+from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer
 
 ITEM = EXACT.itemsize
 
 
-def answer(studies: list[Study[Any]], traffic: Entries, held: Entries) -> dict[str, Any]:
-    """Join what the studies found, and close their engines."""
-    for one in studies:
-        one.engine.close()
-    return {
-        "parity": [entry for one in studies for entry in one.parity],
-        "repeat": [entry for one in studies for entry in one.repeat],
-        "traffic": traffic,
-        "memory": held,
-    }
+def replicated(
+    task: Task,
+    engine: type[Replicated] = Replicated,
+    *,
+    buckets: int = 0,
+    micro_batches: int = 1,
+    variant: str = "",
+    held: Held[Replicated] | None = None,
+) -> Trained[Replicated]:
+    """DDP with a bucket for each block, or with so many `buckets`."""
+    count = buckets or task.layers
+    bucket = 2 * task.elements if buckets == 1 else task.block_elements
+    return Trained(
+        task,
+        lambda dtype: engine(task, dtype, bucket * dtype.itemsize, micro_batches),
+        lambda item: {"all_reduce": (count, item * task.elements)},
+        held or (lambda made, item: holds(made, *[item * task.elements] * 3)),
+        variant,
+    )
 
 
-def holds(
-    engine: Replicated | FullySharded, params: int, grads: int, state: int, variant: str = ""
-) -> Entries:
+def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
+    """DDP whose optimizer broadcasts what each rank updated: so many elements each, or one fp32 number."""
+    layers, rank = task.layers, task.ctx.rank
+
+    def issued(item: int) -> Expected:
+        broadcast = sum(item * share or WIDE.itemsize for share in shares)
+        return {"all_reduce": (layers, item * task.elements), "broadcast": (task.ctx.size, broadcast)}
+
+    def held(engine: ShardedOptimizer, item: int) -> Entries:
+        return holds(engine, item * task.elements, item * task.elements, item * shares[rank])
+
+    return Trained(
+        task,
+        lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
+        issued,
+        held,
+    )
+
+
+def holds(engine: Replicated | FullySharded, params: int, grads: int, state: int) -> Entries:
     """Compare what an engine of torch's holds now with the closed form."""
-    label = f" ({variant})" if variant else ""
     model, optimizer = engine.model, engine.optimizer
     return [
-        memory.entry("params" + label, memory.parameter_bytes(model), params),
-        memory.entry("grads" + label, memory.gradient_bytes(model), grads),
-        memory.entry("optimizer" + label, memory.optimizer_bytes(optimizer), state),
+        memory.entry("params", memory.parameter_bytes(model), params),
+        memory.entry("grads", memory.gradient_bytes(model), grads),
+        memory.entry("optimizer", memory.optimizer_bytes(optimizer), state),
     ]
 
 
@@ -47,42 +76,68 @@ def flat(
     task: Task, stage: type[Zero1], *, whole: float, kept: float, gathers: int, live: tuple[float, float]
 ) -> dict[str, Any]:
     """Run a stage. Shares of Psi: whole gradients at most, parameters kept, whole ones after forward."""
-    psi, block, ranks = ITEM * task.elements, ITEM * task.block_elements, task.ctx.size
-    layers = task.layers
-    done = study(task, lambda dtype: stage(task, dtype))
-    expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
-    engine = done.engine
-    held = engine.held_bytes()
-    entries = [
-        memory.entry("params", held["params"], round(kept * psi)),
-        memory.entry("grads", held["grads"], psi // ranks),
-        memory.entry("grads before they are reduced", engine.gradient_peak_bytes, round(whole * psi)),
-        memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), psi // ranks),
-        memory.entry("live unsharded", engine.live_bytes, round(live[0] * psi)),
-        memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
-    ]
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * gathers * layers
-    return {
-        **answer([done], done.trace.traffic.table(expected), entries),
-        **exchanges.sent(task.ctx, pattern),
-    }
+
+    def held(engine: Zero1, item: int) -> Entries:
+        psi, found = item * task.elements, engine.held_bytes()
+        share = psi // task.ctx.size
+        return [
+            memory.entry("params", found["params"], round(kept * psi)),
+            memory.entry("grads", found["grads"], share),
+            memory.entry("grads before they are reduced", engine.gradient_peak_bytes, round(whole * psi)),
+            memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), share),
+            memory.entry("live unsharded", engine.live_bytes, round(live[0] * psi)),
+            memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
+        ]
+
+    technique = Trained(task, lambda dtype: stage(task, dtype), sharded(task, gathers), held)
+    return {**answer(study(task.ctx, technique)), **sent_sharded(task, gathers)}
+
+
+def sharded(task: Task, gathers: int) -> Callable[[int], Expected]:
+    """Every block reduced once and gathered so many times, in items of so many bytes."""
+
+    def issued(item: int) -> Expected:
+        psi, layers = item * task.elements, task.layers
+        return {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
+
+    return issued
+
+
+def sent_sharded(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM) -> dict[str, Any]:
+    """Send the same with exact payloads: items of so many bytes reduced, and gathered."""
+    block, layers = task.block_elements, task.layers
+    moves = [Move("reduce_scatter", reduced * block)] * layers
+    return sent(task.ctx, moves + [Move("all_gather", gathered * block)] * gathers * layers)
+
+
+def sharded_holds(task: Task, shards: int, live: int = 0) -> Held[FullySharded]:
+    """Psi / shards of each state when resharded; `live` of the whole parameters after forward."""
+
+    def held(engine: FullySharded, item: int) -> Entries:
+        engine.reshard()
+        share = item * task.elements // shards
+        found = memory.entry("live unsharded", engine.live_bytes, live * item * task.elements)
+        return [*holds(engine, share, share, share), found]
+
+    return held
 
 
 def fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run fully_shard on all ranks, with resharding after forward and without."""
-    psi, block, layers = ITEM * task.elements, ITEM * task.block_elements, task.layers
-    share = psi // task.ctx.size
-    traffic, held, studies = [], [], []
-    for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, psi)):
-        done = study(task, partial(FullySharded, task, mesh, reshard), variant)
-        expected = {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
-        traffic += done.trace.traffic.table(expected, variant)
-        done.engine.reshard()
-        held += holds(done.engine, share, share, share, variant)
-        held.append(memory.entry(f"live unsharded ({variant})", done.engine.live_bytes, live))
-        studies.append(done)
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * 2 * layers
-    return {**answer(studies, traffic, held), **exchanges.sent(task.ctx, pattern)}
+    studies = [
+        study(
+            task.ctx,
+            Trained(
+                task,
+                partial(FullySharded, task, mesh, reshard),
+                sharded(task, gathers),
+                sharded_holds(task, task.ctx.size, live),
+                variant,
+            ),
+        )
+        for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, 1))
+    ]
+    return {**answer(*studies), **sent_sharded(task, gathers=2)}
 
 
 def replicas(ctx: Context) -> tuple[int, int]:
@@ -94,18 +149,31 @@ def replicas(ctx: Context) -> tuple[int, int]:
     return (2, ctx.size // 2) if ctx.size >= 4 and ctx.size % 2 == 0 else (1, ctx.size)
 
 
+class Hybrid(Trained[FullySharded]):
+    """fully_shard on a mesh of replicas and shards."""
+
+    def __init__(self, task: Task, mesh: DeviceMesh) -> None:
+        make = partial(FullySharded, task, mesh, True)
+        super().__init__(task, make, sharded(task, 2), sharded_holds(task, mesh.size(1)))
+        self.mesh = mesh
+
+    def forms(self, dtype: torch.dtype) -> list[Form]:
+        """Among the shards of a replica as ever, and what is left of it among the replicas."""
+        layers, share = self.task.layers, dtype.itemsize * self.task.elements // self.mesh.size(1)
+        return [
+            Form(self.issued(dtype.itemsize), "shard", self.mesh.get_group("shard")),
+            Form({"all_reduce": (layers, share)}, "replicate", self.mesh.get_group("replicate")),
+        ]
+
+
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Run fully_shard on a mesh of replicas and shards."""
-    psi, layers, shards = ITEM * task.elements, task.layers, mesh.size(1)
-    done = study(task, partial(FullySharded, task, mesh, True))
-    along = {"reduce_scatter": (layers, psi), "all_gather": (2 * layers, 2 * psi)}
-    across = {"all_reduce": (layers, psi // shards)}
-    groups = {
-        "shard": (mesh.get_group("shard"), along),
-        "replicate": (mesh.get_group("replicate"), across),
-    }
-    traffic = done.trace.traffic.tables(groups)
-    done.engine.reshard()
-    held = holds(done.engine, psi // shards, psi // shards, psi // shards)
-    held.append(memory.entry("live unsharded", done.engine.live_bytes, 0))
-    return {**answer([done], traffic, held), **exchanges.sent_on_mesh(task.ctx, mesh, psi)}
+    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
+    told, psi = answer(study(task.ctx, Hybrid(task, mesh))), ITEM * task.elements
+    along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
+    hops = (
+        ("reduce_scatter", psi, along),
+        ("all_reduce", psi // mesh.size(1), across),
+        ("all_gather", psi, along),
+    )
+    moves = [Move(kind, size, among) for kind, size, among in hops if len(among.ranks) > 1]
+    return {**told, **sent(task.ctx, moves)}

@@ -9,33 +9,21 @@ model computes, and what it exchanges is what the paper says (Rajbhandari et al.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fixtures.ranks.study import memory
+from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.traffic import Traffic
-from suites.zero.evidence import Entries, flattened, of_all, repeat_entries, rounded_entry
-from suites.zero.training import (
-    TRAINING,
-    Named,
-    Task,
-    Trace,
-    follow,
-    loss_of,
-    optimizer_of,
-    unsharded,
-)
+from suites.zero.training import Task, follow, loss_of, of_kind, optimizer_of, part_of, unsharded
 
-WIDE = torch.float32
 ITEM = WIDE.itemsize
-_Compared = tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 NEEDS = ("initialize", "utils", "comm")
 _FLAG_BYTES = 8  # of what it exchanges beside: whether a gradient overflowed, and norms
-_ROUNDOFF = {WIDE: 2.0**-24, TRAINING: 2.0**-9}
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _GATHERS = ("all_gather", "broadcast")
 
@@ -55,7 +43,7 @@ def settings(task: Task, stage: int, dtype: torch.dtype) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,
         "communication_data_type": "fp32",
-        "bf16": {"enabled": dtype is TRAINING},
+        "bf16": {"enabled": dtype is TRAINED},
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": stage,
@@ -74,7 +62,7 @@ class DeepSpeed:
     """A stage at work on one rank."""
 
     def __init__(self, task: Task, module: Any, stage: int, dtype: torch.dtype) -> None:  # noqa: ANN401
-        self.module, self.stage = module, stage
+        self.module, self.stage, self.dtype = module, stage, dtype
         self.model = task.model(dtype)
         inner = optimizer_of(list(self.model.parameters()))
         config = settings(task, stage, dtype)
@@ -116,21 +104,19 @@ class DeepSpeed:
         return full
 
     def held(self, task: Task) -> Entries:
-        """Psi or Psi / w of parameters, Psi / w of masters and of the optimizer's state, no gradients."""
-        psi = ITEM * task.elements
+        """Psi or Psi / w of parameters, Psi / w of fp32 masters and of their state, no gradients."""
+        elements = task.elements
         kept = [getattr(weight, "ds_tensor", weight) for weight in self.model.parameters()]
         names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
         masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
         state = memory.optimizer_bytes(self.optimizer.optimizer)
-        label = f" (stage {self.stage})"
-        share = psi // task.ctx.size
+        params, share = elements * self.dtype.itemsize, ITEM * elements // task.ctx.size
+        params //= task.ctx.size if self.stage == 3 else 1
         return [
-            memory.entry(
-                "params" + label, sum(map(memory.tensor_bytes, kept)), share if self.stage == 3 else psi
-            ),
-            memory.entry("masters" + label, sum(map(memory.tensor_bytes, masters)), share),
-            memory.entry("optimizer" + label, state, share),
-            memory.entry("grads after the update" + label, memory.gradient_bytes(self.model), 0),
+            memory.entry("params", sum(map(memory.tensor_bytes, kept)), params),
+            memory.entry("masters", sum(map(memory.tensor_bytes, masters)), share),
+            memory.entry("optimizer", state, share),
+            memory.entry("grads after the update", memory.gradient_bytes(self.model), 0),
         ]
 
     def close(self) -> None:
@@ -154,68 +140,62 @@ class DeepSpeed:
         return found
 
 
-def trained(task: Task, module: Any, stage: int, dtype: torch.dtype) -> tuple[Trace, Entries]:  # noqa: ANN401
-    """Train, and give the trace, and what is held after the last step.
+@dataclass
+class Stage(Technique[DeepSpeed]):
+    """A stage of DeepSpeed's, in fp32 and in bf16.
 
     What it broadcasts is not compared: its own numbers for parameters, which count on from engine to engine.
     """
-    engine = DeepSpeed(task, module, stage, dtype)
-    found = follow(task, engine, dtype)
-    held = engine.held(task)
-    engine.close()
-    return replace(found, delivered=found.delivered.of(*_REDUCTIONS, "all_gather")), held
+
+    task: Task
+    module: Any
+    stage: int
+    joined = ("grad", "param")
+    dtypes = (TRAINED, WIDE)
+    delivers = (*_REDUCTIONS, "all_gather")
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[DeepSpeed]:
+        """Train; the gradients are those of the first batch, as those of the last are gone."""
+        first = DeepSpeed(self.task, self.module, self.stage, dtype)
+        first.accumulate(*self.task.share(0, dtype))
+        grads = of_kind("grad", first.whole_gradients())
+        first.close()
+        engine = DeepSpeed(self.task, self.module, self.stage, dtype)
+        return Left({**follow(self.task, engine, dtype, seen), **grads}, engine)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Train alone, and take the gradients of the first batch."""
+        once = unsharded(replace(self.task, steps=1), dtype)
+        grads = {name: tensor for name, tensor in once.items() if name.startswith("grad:")}
+        return {**unsharded(self.task, dtype), **grads}
+
+    def part(self, whole: Named, kept: DeepSpeed) -> Named:
+        """This rank's losses and rows; of gradients and parameters everything."""
+        return part_of(self.task, whole, kept)
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """None by kind of call: `traffic` has the sums."""
+        return []
+
+    def traffic(self, dtype: torch.dtype, seen: Seen) -> Entries:
+        """Gradients in fp32, parameters in the dtype of the model."""
+        gathered = dtype.itemsize * self.task.elements * (2 if self.stage == 3 else 1)
+        return totals(seen.phases[""], ITEM * self.task.elements, gathered)
+
+    def memory(self, dtype: torch.dtype, run: Run[DeepSpeed]) -> Entries:
+        """What is held after the last step."""
+        return run.kept.held(self.task)
+
+    def close(self, kept: DeepSpeed) -> None:
+        """Let go of its groups."""
+        kept.close()
 
 
-def first_gradients(task: Task, module: Any, stage: int, dtype: torch.dtype) -> Named:  # noqa: ANN401
-    """Give the gradients of the first batch, whole."""
-    engine = DeepSpeed(task, module, stage, dtype)
-    engine.accumulate(*task.share(0, dtype))
-    grads = engine.whole_gradients()
-    engine.close()
-    return grads
-
-
-def studied(task: Task, module: Any, stage: int) -> dict[str, Any]:  # noqa: ANN401
-    """Compare in fp32 and in bf16 with the unsharded run, each with itself when run again; count in fp32."""
-    entries: Entries = []
-    repeated: Entries = []
-    once = replace(task, steps=1)
-    right, first = unsharded(task, torch.float64), unsharded(once, torch.float64).grads
-    traces = {}
-    for dtype in (TRAINING, WIDE):
-        found, held = trained(task, module, stage, dtype)
-        again, _ = trained(task, module, stage, dtype)
-        grads = first_gradients(task, module, stage, dtype)
-        label = f" ({'bf16' if dtype is TRAINING else 'fp32'}, stage {stage})"
-        repeated += repeat_entries(again, found, label)
-        plain, plain_first = unsharded(task, dtype), unsharded(once, dtype).grads
-        low, all_right = of_all(plain), of_all(right)
-        pairs = {
-            "loss": (found.losses, right.losses, (low.losses, all_right.losses)),
-            "forward": (found.output, right.output, (low.output, all_right.output)),
-            "grads": _compared(grads, plain_first, first),
-            "params": _compared(found.params, plain.params, right.params),
-        }
-        entries += [rounded_entry(what + label, *three, _ROUNDOFF[dtype]) for what, three in pairs.items()]
-        traces[dtype] = found
-    return {
-        "parity": entries,
-        "repeat": repeated,
-        "traffic": totals(traces[WIDE].traffic, ITEM * task.elements, stage),
-        "memory": held,
-    }
-
-
-def _compared(found: Named, plain: Named, right: Named) -> _Compared:
-    whole = flattened(right)
-    return flattened(found), whole, (flattened(plain), whole)
-
-
-def totals(traffic: Traffic, psi: int, stage: int) -> Entries:
-    """Psi reduced, and Psi gathered (stage 3: 2 Psi), as one sum each; flags and norms do not count."""
+def totals(traffic: Traffic, reduced_bytes: int, gathered_bytes: int) -> Entries:
+    """All that is reduced, and all that is gathered, as one sum each; flags and norms do not count."""
     wanted: Mapping[str, tuple[tuple[str, ...], int]] = {
-        "all gradients reduced": (_REDUCTIONS, psi),
-        "all parameters gathered": (_GATHERS, 2 * psi if stage == 3 else psi),
+        "all gradients reduced": (_REDUCTIONS, reduced_bytes),
+        "all parameters gathered": (_GATHERS, gathered_bytes),
     }
     calls = [call for call in traffic.calls if call.bytes > _FLAG_BYTES]
     known = (*_REDUCTIONS, *_GATHERS)

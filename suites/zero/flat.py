@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from fixtures.ranks.collectives.calls import renamed
-from suites.zero.evidence import storage_bytes
-from suites.zero.training import Named, Task, gradient_of, loss_of, optimizer_of
+from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.memory import storage_bytes
+from suites.zero.training import Task, gradient_of, loss_of, optimizer_of
 
 
 def all_gather(whole: torch.Tensor, part: torch.Tensor) -> None:

@@ -7,18 +7,27 @@ its shard alone. Gradients are widened before they are reduced: a sum in bf16 wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from fixtures.ranks.study import memory, parity
-from suites.zero.evidence import storage_bytes
+from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
+from fixtures.ranks.study.memory import storage_bytes
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
-from suites.zero.training import EXACT, TRAINING, Named, Task, Trace, gradient_of, loss_of, seen_by
+from suites.zero.training import (
+    Engine,
+    Task,
+    Trained,
+    gradient_of,
+    loss_of,
+    optimizer_of,
+    whole_results,
+)
 
-MASTER = torch.float32
 ADAM_RATE = 1e-3
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
@@ -29,21 +38,21 @@ def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=ADAM_RATE)
 
 
-class ReducedOnce(Protocol):
+class ReducedOnce(Engine, Protocol):
     """What keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named
 
-    def part(self, full: Named) -> Named:
-        """The same part of full tensors."""
+
+Reduced = TypeVar("Reduced", bound=ReducedOnce)
 
 
 class MixedZero1(Zero1):
     """Stage 1 on bf16 parameters, with fp32 masters of this rank's shards."""
 
     def __init__(self, task: Task) -> None:
-        super().__init__(task, TRAINING)
-        self.masters = [nn.Parameter(block.shard.detach().to(MASTER)) for block in self.blocks]
+        super().__init__(task, TRAINED)
+        self.masters = [nn.Parameter(block.shard.detach().to(WIDE)) for block in self.blocks]
         self.optimizer = adam_of(list(self.masters))
         self.first: Named = {}
 
@@ -55,7 +64,7 @@ class MixedZero1(Zero1):
         self.watch()
         for block, master in zip(reversed(self.blocks), reversed(self.masters), strict=True):
             master.grad = torch.empty_like(master)
-            reduce_scatter(master.grad, _taken(block).to(MASTER))
+            reduce_scatter(master.grad, _taken(block).to(WIDE))
         self.first = self.first or {name: grad.clone() for name, grad in self.gradients().items()}
 
     def publish(self) -> None:
@@ -69,15 +78,15 @@ class MixedZero1(Zero1):
         """The masters', by block."""
         return {str(number): gradient_of(master) for number, master in enumerate(self.masters)}
 
-    def rounding(self) -> list[dict[str, Any]]:
+    def rounding(self) -> Entries:
         """Hold that the shards are the masters, rounded."""
         pairs = zip(self.blocks, self.masters, strict=True)
         return [
-            parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINING))
+            parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINED))
             for number, (block, master) in enumerate(pairs)
         ]
 
-    def held(self, elements: int, ranks: int) -> list[dict[str, Any]]:
+    def held(self, elements: int, ranks: int) -> Entries:
         """2 + 2 + 12 / w bytes per parameter, and 4 / w for the reduced gradients."""
         params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
         state = memory.optimizer_bytes(self.optimizer) + storage_bytes(list(self.masters))
@@ -100,9 +109,53 @@ def _taken(block: FlatBlock) -> torch.Tensor:
     return grad
 
 
-def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) -> Trace:
+@dataclass
+class Casting(Trained[Reduced]):
+    """A technique that computes in bf16 and keeps its masters wide, which is the one dtype it runs in.
+
+    All that follows the first reduction is held by three times the error of the unsharded run that casts in
+    the same places.
+    """
+
+    make_optimizer: MakeOptimizer = optimizer_of
+    dtypes: Sequence[torch.dtype] = (TRAINED,)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Cast in the same places, in bf16; in fp64 nowhere."""
+        return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
+
+    def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
+        """The first reduction by itself."""
+        return reduction_entries(self.task, run.kept)
+
+
+class CastingFlat(Casting[MixedZero1]):
+    """Stage 1 with masters, whose shards are its masters rounded."""
+
+    def beside(self, dtype: torch.dtype, run: Run[MixedZero1]) -> Entries:
+        """The first reduction, and the last rounding."""
+        return super().beside(dtype, run) + run.kept.rounding()
+
+
+def mixed_zero1(task: Task) -> CastingFlat:
+    """Four bytes of a gradient reduced, two of a parameter gathered."""
+    elements, layers = task.elements, task.layers
+    issued = {
+        "reduce_scatter": (layers, WIDE.itemsize * elements),
+        "all_gather": (layers, TRAINED.itemsize * elements),
+    }
+    return CastingFlat(
+        task,
+        lambda _: MixedZero1(task),
+        lambda _: issued,
+        lambda engine, _: engine.held(elements, task.ctx.size),
+        make_optimizer=adam_of,
+    )
+
+
+def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) -> Named:
     """Train alone: in fp64, or with bf16 parameters, fp32 masters, and gradients rounded rank by rank."""
-    dtype, kept = (TRAINING, MASTER) if mixed else (EXACT, EXACT)
+    dtype, kept = (TRAINED, WIDE) if mixed else (EXACT, EXACT)
     model = task.model(dtype)
     masters = [nn.Parameter(weight.detach().to(kept)) for weight in model.parameters()]
     optimizer, losses = make_optimizer(list(masters)), []
@@ -115,7 +168,7 @@ def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) 
                 weight.copy_(master)
     names = [name for name, _ in model.named_parameters()]
     grads = {name: gradient_of(master) for name, master in zip(names, masters, strict=True)}
-    return seen_by(task, model, losses, grads)
+    return whole_results(task, model, losses, grads)
 
 
 def _accumulate(
@@ -134,7 +187,7 @@ def _accumulate(
     return torch.stack(losses).detach()
 
 
-def reduction_entries(task: Task, engine: ReducedOnce) -> list[dict[str, Any]]:
+def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     """Compare the first step's reduced gradients with the fp64 mean of every rank's bf16 gradients.
 
     All ranks start from the same weights, so this rank can write down what each of them adds. A mean of w
@@ -158,8 +211,8 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> list[dict[str, Any]]:
 
 def _gradients_of(task: Task, rank: int) -> dict[str, torch.Tensor]:
     """What a rank's rows of the first batch give in bf16."""
-    model = task.model(TRAINING)
+    model = task.model(TRAINED)
     rows = slice(rank * task.rows, (rank + 1) * task.rows)
-    x, y = (whole[rows] for whole in task.batch(0, TRAINING))
+    x, y = (whole[rows] for whole in task.batch(0, TRAINED))
     torch.autograd.backward(loss_of(model(x), y))
     return {name: gradient_of(weight).to(EXACT) for name, weight in model.named_parameters()}

@@ -1,21 +1,18 @@
 """How much of DDP's exchange hides behind backward, on blocks whose backward takes a known time.
 
-    overlap = (T_compute + T_exchange - T_both) / min(T_compute, T_exchange)
+L equal buckets leave the last one exposed: an overlap (`fixtures.ranks.study.overlap`) of 1 - 1/L when an
+exchange takes less than the backward it hides behind. One bucket is ready when backward is over: 0 (Li et
+al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
 
-is 1 when the shorter hides behind the longer and 0 when one follows the other. L equal buckets leave the last
-one exposed: 1 - 1/L when an exchange takes less than the backward it hides behind. One bucket is ready when
-backward is over: 0 (Li et al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
-
-So a stage is made to last longer than a bucket takes on the links of the day, which is measured first. The
-three times are taken in turn, over and over: what disturbs the machine for a while disturbs all of them.
+So a stage is made to last longer than a bucket takes on the links of the day, which is measured first.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.ranks import timing
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.calibrated import calibrated_work
 from fixtures.ranks.study.deliveries import digest_of
+from fixtures.ranks.study.overlap import in_turn, seconds_of
 from fixtures.ranks.study.traffic import Traffic, count_traffic
 from suites.zero.training import gradient_of
 
@@ -175,20 +172,8 @@ class Backward:
         """Time compute alone, the exchange of the same buckets alone, and both, in turn."""
         self.stack.pace.seconds = stage_s
         buffers = self.buffers()
-        spent_s: dict[str, list[float]] = {"compute": [], "exchange": [], "both": []}
-        for _ in range(repeats):
-            spent_s["compute"] += seconds_of(self.ctx, lambda: self.run(exchange=False))
-            spent_s["exchange"] += seconds_of(self.ctx, lambda: _exchange(buffers))
-            spent_s["both"] += seconds_of(self.ctx, self.run)
-            self.seen_bits.append(self.bits())
-        compute_s, exchange_s, both_s = (statistics.median(spent_s[name]) for name in spent_s)
-        hidden_s = compute_s + exchange_s - both_s
-        return {
-            "overlap": hidden_s / min(compute_s, exchange_s),
-            "compute_seconds": compute_s,
-            "exchange_seconds": exchange_s,
-            "exposed_seconds": both_s - compute_s,
-        }
+        runs = partial(self.run, exchange=False), partial(_exchange, buffers), self.run
+        return in_turn(self.ctx, runs, repeats, lambda: self.seen_bits.append(self.bits()))
 
     def paced_for_the_link(self, stage_s: float, repeats: int) -> float:
         """Give the seconds of a stage that one bucket hides behind, the same on every rank."""
@@ -197,7 +182,8 @@ class Backward:
     def seconds_of_bucket(self, repeats: int) -> float:
         """Time the exchange of all buckets alone, and divide it among them."""
         buffers = self.buffers()
-        return statistics.median(seconds_of(self.ctx, lambda: _exchange(buffers), repeats)) / len(buffers)
+        spent_s = [seconds_of(self.ctx, partial(_exchange, buffers)) for _ in range(repeats)]
+        return statistics.median(spent_s) / len(buffers)
 
 
 def _exchange(buffers: list[torch.Tensor]) -> None:
@@ -205,15 +191,3 @@ def _exchange(buffers: list[torch.Tensor]) -> None:
     for work in pending:
         if work is not None:
             work.wait()
-
-
-def seconds_of(ctx: Context, run: Callable[[], None], repeats: int = 1) -> list[float]:
-    """Give the slowest rank's seconds of each repeat, all ranks starting together."""
-    seconds = []
-    for _ in range(repeats):
-        timing.barrier(ctx)
-        began = time.perf_counter()
-        run()
-        timing.complete(ctx)
-        seconds.append(timing.agree(ctx, time.perf_counter() - began))
-    return seconds

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,16 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.ranks import timing
-from fixtures.ranks.study import memory
-from suites.zero import exchanges, mixed
-from suites.zero.answers import ITEM, answer, holds
-from suites.zero.evidence import repeat_entries, study, training_entries
-from suites.zero.mixed import MASTER
-from suites.zero.overlap import seconds_of
-from suites.zero.training import EXACT, TRAINING, Named, Task, follow, loss_of, optimizer_of
+from fixtures.ranks.study.driver import NAMES, TRAINED, WIDE, Named, answer, run_once, same, study
+from fixtures.ranks.study.overlap import Action, in_turn
+from fixtures.ranks.study.pattern import Move, Pattern
+from suites.zero.answers import sent_sharded, sharded, sharded_holds
+from suites.zero.mixed import Casting
+from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import FullySharded
-
-_LOW_BYTES, _WIDE_BYTES = TRAINING.itemsize, MASTER.itemsize
 
 
 class Prefetching(FullySharded):
@@ -38,49 +34,40 @@ class Prefetching(FullySharded):
 
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
     """Run with prefetch, and hold it also against the same without: nothing but the time may differ."""
-    psi, block, layers = ITEM * task.elements, ITEM * task.block_elements, task.layers
-    share = psi // task.ctx.size
-    done = study(task, partial(Prefetching, task, mesh))
-    plain = follow(task, FullySharded(task, mesh, True, EXACT), EXACT)
-    expected = {"reduce_scatter": (layers, psi), "all_gather": (2 * layers, 2 * psi)}
-    traffic = done.trace.traffic.table(expected)
-    done.engine.reshard()
-    held = holds(done.engine, share, share, share)
-    held.append(memory.entry("live unsharded", done.engine.live_bytes, 0))
-    told = answer([done], traffic, held)
-    told["parity"] += repeat_entries(done.trace, plain, " (with prefetch against without)")
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * 2 * layers
-    sent = exchanges.sent(task.ctx, pattern)
+    held = sharded_holds(task, task.ctx.size)
+    ahead, plain = (
+        Trained(task, make, sharded(task, 2), held)
+        for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
+    )
+    done = study(task.ctx, ahead)
+    told, moved = answer(done), sent_sharded(task, gathers=2)
+    for dtype, run in done.runs.items():
+        without = run_once(plain, dtype)
+        told["parity"] += same(without, run, f" (with prefetch against without, {NAMES[dtype]})")
     hidden = hiding(task, mesh, **speed) if task.ctx.device.type == "cuda" else {}
-    return {**told, **sent, "figures": {**sent["figures"], **hidden}}
+    return {**told, **moved, "figures": {**moved["figures"], **hidden}}
 
 
 def hiding(
     task: Task, mesh: DeviceMesh, *, width: int, layers: int, rows: int, repeats: int
 ) -> dict[str, float]:
-    """Time a block's computing alone, its exchange alone, and both: how much of the shorter hides.
-
-    overlap = (T_compute + T_exchange - T_both) / min(T_compute, T_exchange), as of DDP.
-    """
+    """Time a block's computing alone, its exchange alone, and both: how much of the shorter hides."""
     large = Task(task.ctx, width, layers, rows, 1)
-    x = torch.randn(rows, large.columns, device=task.ctx.device).to(TRAINING)
-    alone, sharded = large.model(TRAINING), Prefetching(large, mesh, TRAINING)
-    item = TRAINING.itemsize * large.block_elements
-    pattern = [("reduce_scatter", item)] * layers + [("all_gather", item)] * 2 * layers
-    exchange = exchanges.Pattern(task.ctx, pattern, "bf16")
+    x = torch.randn(rows, large.columns, device=task.ctx.device).to(TRAINED)
+    alone, wrapped = large.model(TRAINED), Prefetching(large, mesh, TRAINED)
+    item = TRAINED.itemsize * large.block_elements
+    moves = [Move("reduce_scatter", item)] * layers + [Move("all_gather", item)] * 2 * layers
+    exchange = Pattern.of(task.ctx, moves, "bf16")
     exchange.prepare(0)
-    runs: dict[str, Callable[[], None]] = {
-        "compute": lambda: _train(alone, x),
-        "exchange": lambda: exchange.run(0),
-        "both": lambda: _train(sharded.model, x),
-    }
-    for run in runs.values():
+    runs: tuple[Action, Action, Action] = (
+        lambda: _train(alone, x),
+        lambda: exchange.run(0),
+        lambda: _train(wrapped.model, x),
+    )
+    for run in runs:
         run()  # once, for kernels and buffers
     timing.complete(task.ctx)
-    spent_s = {name: statistics.median(seconds_of(task.ctx, run, repeats)) for name, run in runs.items()}
-    hidden_s = spent_s["compute"] + spent_s["exchange"] - spent_s["both"]
-    figures = {f"{name}_seconds": seconds for name, seconds in spent_s.items()}
-    return {"overlap": hidden_s / min(spent_s["compute"], spent_s["exchange"]), **figures}
+    return in_turn(task.ctx, runs, repeats)
 
 
 def _train(model: torch.nn.Module, x: torch.Tensor) -> None:
@@ -92,12 +79,12 @@ class Cast(FullySharded):
     """Parameters kept in fp32, gathered and used in bf16; gradients reduced in fp32."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
-        super().__init__(task, mesh, True, MASTER)
+        super().__init__(task, mesh, True, WIDE)
         self.first: Named = {}
 
     def policy(self) -> MixedPrecisionPolicy:
         """One dtype for computing, one for adding up."""
-        return MixedPrecisionPolicy(param_dtype=TRAINING, reduce_dtype=MASTER)
+        return MixedPrecisionPolicy(param_dtype=TRAINED, reduce_dtype=WIDE)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Keep the gradients of the first step."""
@@ -106,29 +93,15 @@ class Cast(FullySharded):
         return loss
 
 
-def cast(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Hold the first reduction against the fp64 mean of all ranks' bf16 gradients, and all that follows by
-    three times the error of the unsharded run that casts in the same places.
-    """
-    engine = Cast(task, mesh)
-    found = follow(task, engine, TRAINING)
-    want, plain = (mixed.unsharded(task, low, optimizer_of) for low in (False, True))
-    elements, layers, block = task.elements, task.layers, task.block_elements
-    entries = mixed.reduction_entries(task, engine)
-    expected = {
-        "reduce_scatter": (layers, _WIDE_BYTES * elements),
-        "all_gather": (2 * layers, 2 * _LOW_BYTES * elements),
-    }
-    engine.reshard()
-    share = _WIDE_BYTES * elements // task.ctx.size
-    held = holds(engine, share, share, share)
-    held.append(memory.entry("live unsharded", engine.live_bytes, 0))
-    pattern = [("reduce_scatter", _WIDE_BYTES * block)] * layers
-    pattern += [("all_gather", _LOW_BYTES * block)] * 2 * layers
-    return {
-        "parity": entries + training_entries(found, plain, want, engine),
-        "repeat": repeat_entries(follow(task, Cast(task, mesh), TRAINING), found),
-        "traffic": found.traffic.table(expected),
-        "memory": held,
-        **exchanges.sent(task.ctx, pattern),
-    }
+def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
+    """Two bytes gathered of what is kept and reduced in four."""
+    share = sharded_holds(task, task.ctx.size)
+    return Casting(
+        task,
+        lambda _: Cast(task, mesh),
+        lambda item: {
+            **sharded(task, 2)(item),
+            "reduce_scatter": (task.layers, WIDE.itemsize * task.elements),
+        },
+        lambda engine, _: share(engine, WIDE.itemsize),
+    )

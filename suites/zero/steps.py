@@ -21,26 +21,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from fixtures.ranks.engines import engine
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.driver import NAMES, TRAINED, WIDE, alike, answer, same, study
+from fixtures.ranks.study.pattern import Move, sent
 from suites.zero import deepspeed as deepspeed_engine
-from suites.zero import exchanges, mixed
-from suites.zero.answers import ITEM, answer, flat, fully_sharded, holds, hybrid, replicas
-from suites.zero.evidence import (
-    exact_entries,
-    repeat_entries,
-    study,
-    training_entries,
-)
+from suites.zero.answers import ITEM, flat, fully_sharded, hybrid, owned, replicas, replicated, sent_sharded
 from suites.zero.flat import Zero1, Zero2, Zero3
-from suites.zero.mixed import MixedZero1
+from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
-from suites.zero.policies import cast, prefetched
-from suites.zero.recompute import SAVED_BY_BLOCK, Recomputed, activations
-from suites.zero.training import EXACT, TRAINING, Task, follow
-from suites.zero.wrapped import Replicated, ShardedOptimizer, on_mesh
-
-_NOTHING_BYTES = 4
+from suites.zero.policies import casts, prefetched
+from suites.zero.recompute import recomputed
+from suites.zero.training import Task
+from suites.zero.wrapped import on_mesh
 
 
 @step
@@ -53,19 +48,17 @@ def ddp(
     times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = ITEM * task.block_elements, ITEM * task.elements
-    many = study(task, lambda dtype: Replicated(task, dtype, block), "bucket per block")
-    one = study(task, lambda dtype: Replicated(task, dtype, 2 * psi), "one bucket")
-    added = study(task, lambda dtype: Replicated(task, dtype, block, micro_batches), "accumulated")
-    traffic = [
-        *many.trace.traffic.table({"all_reduce": (layers, psi)}, "bucket per block"),
-        *one.trace.traffic.table({"all_reduce": (1, psi)}, "one bucket"),
-        *added.trace.traffic.table({"all_reduce": (layers, psi)}, "accumulated"),
-    ]
-    same = exact_entries(one.trace, many.trace, " (one bucket against many)")
-    told = answer([many, one, added], traffic, holds(many.engine, psi, psi, psi))
-    told["parity"] += same
-    return {**told, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+    many, one, added = (
+        study(ctx, technique)
+        for technique in (
+            replicated(task, variant="bucket per block"),
+            replicated(task, buckets=1, variant="one bucket"),
+            replicated(task, micro_batches=micro_batches, variant="accumulated"),
+        )
+    )
+    told = answer(many, one, added)
+    told["parity"] += alike(many, one, "one bucket against many")
+    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * layers)}
 
 
 @step
@@ -123,7 +116,7 @@ def fsdp_mixed(ctx: Context, *, width: int, layers: int, rows: int, steps: int) 
     and 4 P reduced, 4 P/w held of parameters, of gradients and of state (arXiv:2304.11277, section 4.4).
     """
     task = Task(ctx, width, layers, rows, steps)
-    return on_mesh(ctx, (ctx.size,), lambda mesh: cast(task, mesh))
+    return on_mesh(ctx, (ctx.size,), lambda mesh: _cast(task, mesh))
 
 
 @step
@@ -144,15 +137,12 @@ def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: 
     broadcasts one number of 4 bytes.
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = ITEM * task.block_elements, ITEM * task.elements
-    weights = [psi // (3 * layers)] * 3 * layers
+    weights = [task.elements // (3 * layers)] * 3 * layers
     shares = [sum(weights[rank :: ctx.size]) for rank in range(ctx.size)]
-    sent = [share or _NOTHING_BYTES for share in shares]
-    done = study(task, lambda dtype: ShardedOptimizer(task, dtype, block))
-    traffic = done.trace.traffic.table({"all_reduce": (layers, psi), "broadcast": (ctx.size, sum(sent))})
-    held = holds(done.engine, psi, psi, shares[ctx.rank])
-    pattern = [("all_reduce", block)] * layers + [("broadcast", share) for share in shares if share]
-    return {**answer([done], traffic, held), **exchanges.sent(ctx, pattern)}
+    technique = owned(task, shares)
+    moves = [Move("all_reduce", ITEM * task.block_elements)] * layers
+    moves += [Move("broadcast", ITEM * share) for share in shares if share]
+    return {**answer(study(ctx, technique)), **sent(ctx, moves)}
 
 
 @step
@@ -161,20 +151,8 @@ def mixed_precision(ctx: Context, *, width: int, layers: int, rows: int, steps: 
     bytes held, 4 bytes reduce-scattered (in fp32) and 2 all-gathered (arXiv:1910.02054, section 3.1).
     """
     task = Task(ctx, width, layers, rows, steps)
-    engine, again = MixedZero1(task), MixedZero1(task)
-    found = follow(task, engine, TRAINING)
-    want, plain = (mixed.unsharded(task, low) for low in (False, True))
-    entries = mixed.reduction_entries(task, engine) + engine.rounding()
-    expected = {"reduce_scatter": (layers, 4 * task.elements), "all_gather": (layers, 2 * task.elements)}
-    block = task.block_elements
-    pattern = [("reduce_scatter", 4 * block)] * layers + [("all_gather", 2 * block)] * layers
-    return {
-        "parity": entries + training_entries(found, plain, want, engine),
-        "repeat": repeat_entries(follow(task, again, TRAINING), found),
-        "traffic": found.traffic.table(expected),
-        "memory": engine.held(task.elements, ctx.size),
-        **exchanges.sent(ctx, pattern),
-    }
+    told = answer(study(ctx, mixed_zero1(task)))
+    return {**told, **sent_sharded(task, 1, WIDE.itemsize, TRAINED.itemsize)}
 
 
 @step
@@ -186,10 +164,8 @@ def deepspeed(
     """
     deepspeed_engine.build_in_job()
     task, has = Task(ctx, width, layers, rows, steps), engine(ctx, module, deepspeed_engine.NEEDS)
-    block = deepspeed_engine.ITEM * task.block_elements
-    gathers = layers * (2 if stage == 3 else 1)
-    pattern = [("reduce_scatter", block)] * layers + [("all_gather", block)] * gathers
-    return {**deepspeed_engine.studied(task, has, stage), **exchanges.sent(ctx, pattern)}
+    done = study(ctx, deepspeed_engine.Stage(task, has, stage))
+    return {**answer(done), **sent_sharded(task, 2 if stage == 3 else 1, WIDE.itemsize, WIDE.itemsize)}
 
 
 @step
@@ -198,17 +174,11 @@ def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -
     bit, and per block n d saved elements in place of 9 n d (arXiv:1604.06174; derived in `recompute`).
     """
     task = Task(ctx, width, layers, rows, steps)
-    block, psi = ITEM * task.block_elements, ITEM * task.elements
-    less = study(task, lambda dtype: Recomputed(task, dtype, block), "recomputed")
-    kept = Replicated(task, EXACT, block)
-    same = repeat_entries(less.trace, follow(task, kept, EXACT), " (recomputed against kept)")
-    held = [
-        activations(task, less.engine, 1, "recomputed"),
-        activations(task, kept, SAVED_BY_BLOCK, "kept"),
-    ]
-    told = answer([less], less.trace.traffic.table({"all_reduce": (layers, psi)}), held)
-    told["parity"] += same
-    return {**told, **exchanges.sent(ctx, [("all_reduce", block)] * layers)}
+    less, kept = (study(ctx, technique) for technique in recomputed(task))
+    told = answer(less, kept)
+    for dtype, run in less.runs.items():
+        told["parity"] += same(kept.runs[dtype], run, f" (recomputed against kept, {NAMES[dtype]})")
+    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * layers)}
 
 
 @step
@@ -234,5 +204,11 @@ def overlap(
             *one.seen().table({"all_reduce": (1, psi)}, "one bucket"),
         ],
     }
-    sent = exchanges.sent(ctx, [("all_reduce", bucket)] * layers)
-    return {**told, **sent, "figures": {**sent["figures"], **figures}}
+    moved = sent(ctx, [Move("all_reduce", bucket)] * layers)
+    return {**told, **moved, "figures": {**moved["figures"], **figures}}
+
+
+def _cast(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
+    """fully_shard that casts, and its calls with exact payloads."""
+    told = answer(study(task.ctx, casts(task, mesh)))
+    return {**told, **sent_sharded(task, 2, WIDE.itemsize, TRAINED.itemsize)}

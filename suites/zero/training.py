@@ -9,8 +9,8 @@ fp64 start from the same place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -18,17 +18,13 @@ from torch import nn
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.deliveries import Deliveries, record_deliveries
+from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.models import Mlp
-from fixtures.ranks.study.traffic import Traffic, count_traffic
+from fixtures.ranks.study.traffic import Expected
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
-TRAINING = torch.bfloat16
-EXACT = torch.float64
 _ALIGNED = 8  # elements of bf16 in 16 bytes
-
-Named = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,13 +54,13 @@ class Task:
         with torch.no_grad():
             for weight in model.parameters():
                 drawn = torch.randn(weight.shape, generator=source) / weight.shape[-1] ** 0.5
-                weight.copy_(drawn.to(TRAINING))
+                weight.copy_(drawn.to(TRAINED))
         return model.to(self.ctx.device, dtype)
 
     def batch(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of all ranks."""
         source = torch.Generator().manual_seed(key(self.ctx.seed, 2, number) >> 1)
-        both = torch.randn(2, self.rows * self.ctx.size, self.columns, generator=source).to(TRAINING)
+        both = torch.randn(2, self.rows * self.ctx.size, self.columns, generator=source).to(TRAINED)
         x, y = both.to(self.ctx.device, dtype)
         return x, y
 
@@ -105,24 +101,6 @@ def optimizer_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a run leaves: losses of this rank's rows, last gradients, parameters, and the output they give.
-
-    `traffic` is that of the last step, `delivered` what all exchanges of all steps brought. An unsharded run
-    has the losses and the output of all ranks' rows as well.
-    """
-
-    losses: torch.Tensor
-    grads: Named
-    params: Named
-    output: torch.Tensor
-    traffic: Traffic = field(default_factory=Traffic)
-    delivered: Deliveries = field(default_factory=Deliveries)
-    all_losses: torch.Tensor | None = None
-    all_output: torch.Tensor | None = None
-
-
 class Engine(Protocol):
     """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
 
@@ -147,22 +125,76 @@ class Engine(Protocol):
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
 Make = Callable[[torch.dtype], AnEngine]
+Held = Callable[[AnEngine, int], Entries]
 
 
-def follow(task: Task, engine: Engine, dtype: torch.dtype) -> Trace:
+@dataclass
+class Trained(Technique[AnEngine]):
+    """A technique that trains a task.
+
+    `issued` gives the closed form of a step's traffic, and `held` what an engine holds beside its closed
+    form, both for items of so many bytes.
+    """
+
+    task: Task
+    make: Make[AnEngine]
+    issued: Callable[[int], Expected]
+    held: Held[AnEngine]
+    variant: str = ""
+    joined = ("grad", "param")
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
+        """Train from the start."""
+        engine = self.make(dtype)
+        return Left(follow(self.task, engine, dtype, seen), engine)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Train on the big batch, alone."""
+        return unsharded(self.task, dtype)
+
+    def part(self, whole: Named, kept: AnEngine) -> Named:
+        """This rank's losses and rows, and what its engine holds of gradients and parameters."""
+        return part_of(self.task, whole, kept)
+
+    def summands(self, what: str) -> int:
+        """All ranks add up their gradients."""
+        return self.task.ctx.size if what == "grads" else 2
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """What a step issues among all ranks."""
+        return [Form(self.issued(dtype.itemsize))]
+
+    def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
+        """What the engine holds when it has trained."""
+        return self.held(run.kept, dtype.itemsize)
+
+    def close(self, kept: AnEngine) -> None:
+        """Close the engine."""
+        kept.close()
+
+
+def part_of(task: Task, whole: Named, engine: Engine) -> Named:
+    """What a rank and its engine are to have of whole results."""
+    found = {"loss": whole["loss"][:, task.ctx.rank], "forward": task.own(whole["forward"])}
+    for kind in ("grad", "param"):
+        found |= of_kind(kind, engine.part(_kind(kind, whole)))
+    return found
+
+
+def follow(task: Task, engine: Engine, dtype: torch.dtype, seen: Seen) -> Named:
     """Train; the calls of the last step, the steady state, are counted."""
-    with record_deliveries() as delivered:
-        losses = [engine.step(*task.share(number, dtype)).detach() for number in range(task.steps - 1)]
-        with count_traffic() as seen:
-            losses.append(engine.step(*task.share(task.steps - 1, dtype)).detach())
-        grads = {name: grad.detach().clone() for name, grad in engine.gradients().items()}
-        params = {name: value.detach().clone() for name, value in engine.parameters().items()}
-        with torch.no_grad():
-            output = engine.forward(task.share(task.steps, dtype)[0])
-    return Trace(torch.stack(losses), grads, params, output, seen, delivered)
+    losses = [engine.step(*task.share(number, dtype)).detach() for number in range(task.steps - 1)]
+    with seen():
+        losses.append(engine.step(*task.share(task.steps - 1, dtype)).detach())
+    grads, params = engine.gradients(), engine.parameters()
+    found = {**of_kind("grad", grads), **of_kind("param", params)}
+    kept = {name: tensor.detach().clone() for name, tensor in found.items()}
+    with torch.no_grad():
+        output = engine.forward(task.share(task.steps, dtype)[0])
+    return {"loss": torch.stack(losses), "forward": output, **kept}
 
 
-def unsharded(task: Task, dtype: torch.dtype) -> Trace:
+def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the big batch, alone."""
     model = task.model(dtype)
     optimizer = optimizer_of(list(model.parameters()))
@@ -174,19 +206,30 @@ def unsharded(task: Task, dtype: torch.dtype) -> Trace:
         torch.autograd.backward(loss_of(output, y))
         losses.append(task.losses(output, y))
         optimizer.step()
-    grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
-    return seen_by(task, model, losses, grads)
+    return whole_results(
+        task, model, losses, {name: gradient_of(one) for name, one in model.named_parameters()}
+    )
 
 
-def seen_by(task: Task, model: nn.Module, losses: list[torch.Tensor], grads: Named) -> Trace:
-    """Make the trace of an unsharded run: what this rank must find, and what all of them must."""
+def whole_results(task: Task, model: nn.Module, losses: list[torch.Tensor], grads: Named) -> Named:
+    """What an unsharded run gives: losses (steps, ranks), the next batch's output, gradients, parameters."""
     params = {name: weight.detach() for name, weight in model.named_parameters()}
     dtype = next(iter(params.values())).dtype
     with torch.no_grad():
         output = model(task.batch(task.steps, dtype)[0])
-    all_losses = torch.stack(losses)
-    own_losses = all_losses[:, task.ctx.rank]
-    return Trace(own_losses, grads, params, task.own(output), all_losses=all_losses, all_output=output)
+    both = {**of_kind("grad", grads), **of_kind("param", params)}
+    return {"loss": torch.stack(losses), "forward": output, **both}
+
+
+def of_kind(kind: str, named: Named) -> dict[str, torch.Tensor]:
+    """Name them as results of a kind."""
+    return {f"{kind}:{name}": tensor for name, tensor in named.items()}
+
+
+def _kind(kind: str, results: Named) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(f"{kind}:"): one for name, one in results.items() if name.startswith(f"{kind}:")
+    }
 
 
 def gradient_of(weight: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context
-from suites.zero.evidence import storage_bytes
+from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.memory import storage_bytes
 from suites.zero.training import (
     LEARNING_RATE,
     MOMENTUM,
-    Named,
     Task,
     gradient_of,
     loss_of,

@@ -64,6 +64,14 @@ class Finished:
         records = map(json.loads, (self.report / "results.jsonl").read_text().splitlines())
         return [record for record in records if record["type"] == "check"]
 
+    def inventory(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The checks of the inventory, by node and subject."""
+        checks = [check for check in self.checks() if "test_inventory[" in check["id"]]
+        subjects = [check["name"].partition("[")[2].partition("-")[0] for check in checks]
+        found = {(check["nodes"][0], subject): check for subject, check in zip(subjects, checks, strict=True)}
+        assert len(found) == len(checks)
+        return found
+
     def faults(self) -> list[str]:
         """The message of every failure and error in junit.xml."""
         root = ElementTree.parse(self.report / "junit.xml").getroot()  # noqa: S314 - our own file
@@ -91,10 +99,13 @@ class Running:
         journal = self.report / "results.jsonl"
         return journal.exists() and any(map(_starts_cases, journal.read_text().splitlines(keepends=True)))
 
-    def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 120.0) -> None:
+    def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 240.0) -> None:
         """Until the journal says something."""
         journal = self.report / "results.jsonl"
-        assert wait_until(lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1)
+        there = wait_until(
+            lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1
+        )
+        assert there, f"{journal} does not say what was waited for"
 
 
 def _starts_cases(line: str) -> bool:
@@ -111,6 +122,7 @@ def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) ->
 def left_on(lab: Lab, node: str) -> list[str]:
     """What of ours is on a node."""
     done = lab.on(node, [sys.executable, "-c", LEFT])
+    assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
 
 

@@ -1,4 +1,4 @@
-"""A file calibrated in the lab accepts what it learned from, and does not learn from what is slow."""
+"""A file or a floor calibrated in the lab accepts what it learned from, and does not accept what is slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import accept
+from tests.faults.rows.patches import PRODUCT_TWICE
+from tests.faults.runs import Finished, accept
 from tests.lab import Lab
 from thresholds.__main__ import main
 
@@ -24,6 +25,24 @@ LIKE = (
     "--most-margin",
     "busbw_mean=0.9",
 )  # a mean has the stalls of two cores in it
+NODES = ("--workload", "nodes")
+CALIBRATED = """
+[hardware]
+name = "lab-calibrated"
+about = "The lab, with a floor for products that this very machine reached a minute ago"
+extends = "lab-200mbit"
+auto = false
+
+[[limit]]
+metric = "tflops"
+step = "nodes.matmul"
+dtype = "fp32"
+path = "memory"
+min = {floor}
+source = "three quarters of what both nodes of this lab reached in the run before"
+date = 2026-11-20
+derived = true
+"""
 
 
 @dataclass(frozen=True)
@@ -82,3 +101,26 @@ def test_runs_that_all_have_a_slow_link_are_refused(runs: Runs, tmp_path: Path, 
     said = capsys.readouterr().err
     assert "by lab-200mbit these nodes are not healthy: all_reduce busbw" in said
     assert not file.exists()
+
+
+def test_a_node_at_half_its_speed_misses_the_calibrated_floor(tmp_path: Path) -> None:
+    with Lab.up(nodes=2, rate="200mbit") as lab:
+        before = accept(lab, tmp_path / "before", "--hardware", "lab-200mbit", *NODES)
+        assert before.status == 0, before.output
+        floor = 0.75 * min(tflops(before))
+        file = tmp_path / "calibrated.toml"
+        file.write_text(CALIBRATED.format(floor=floor), encoding="utf-8")
+        healthy = accept(lab, tmp_path / "healthy", "--hardware", str(file), *NODES)
+        lab.patch_torch("n02", PRODUCT_TWICE)
+        slow = accept(lab, tmp_path / "slow", "--hardware", str(file), *NODES)
+    assert healthy.status == 0, healthy.output
+    assert slow.listed("rejected") == ["n02"], slow.output
+    assert slow.listed("accepted") == ["n01"]
+    assert any("nodes.matmul tflops" in one and "rank 0 on n02" in one for one in slow.faults())
+
+
+def tflops(done: Finished) -> list[float]:
+    """What every node reached in fp32, all devices at once and alone."""
+    found = [check for check in done.checks() if "[fp32-n0" in check["id"]]
+    assert len(found) == 2, json.dumps(found)
+    return [one["value"] for check in found for one in check["recorded"]["devices"]]

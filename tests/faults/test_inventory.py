@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from fixtures.blame.selfcheck.site import ENVIRONMENT
-from fixtures.check.inventory.rules import SUBJECTS
+from fixtures.check.inventory.table import SUBJECTS
 from fixtures.run.provenance import ROOT
+from tests.faults.rows.catalogue import USUAL
 from tests.faults.runs import Finished, accept, clean
-from tests.fixtures.node.inventory.h100_node import rails, write_node
+from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
@@ -60,15 +61,6 @@ def dress(lab: Lab, folder: Path, **faults: dict[str, Any]) -> None:
         lab.dress(node, folder / node)
 
 
-def judged(done: Finished) -> dict[tuple[str, str], dict[str, Any]]:
-    """The checks of the inventory, by node and subject."""
-    checks = [check for check in done.checks() if "test_inventory[" in check["id"]]
-    subjects = [check["name"].partition("[")[2].partition("-")[0] for check in checks]
-    found = {(check["nodes"][0], subject): check for subject, check in zip(subjects, checks, strict=True)}
-    assert len(found) == len(checks)
-    return found
-
-
 def hardware(done: Finished) -> dict[str, str]:
     """The hardware file that judges each node."""
     records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
@@ -85,7 +77,7 @@ def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) 
     assert done.status == 1, done.output
     (file,) = set(hardware(done).values())
     assert file.startswith("h100-sxm5"), done.output
-    found = judged(done)
+    found = done.inventory()
     assert len(found) == len(FAULTS) * len(SUBJECTS)
     for (node, subject), check in found.items():
         words = FAULTS[node][1].get(subject)
@@ -114,32 +106,9 @@ def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start
     assert found_at(done, "ecc") == "pass"
 
 
-@pytest.mark.lab
-@pytest.mark.usefixtures("require_lab")
-def test_swapped_rails_and_silent_storage_are_found_on_their_nodes(tmp_path: Path) -> None:
-    with Lab.up(nodes=4, slots=8) as lab:
-        dress(lab, tmp_path)
-        for machine, node in enumerate(lab.nodes, 1):
-            lab.rails(node, rails(machine, swapped=node == "n03"))
-        lab.silent_storage("n02", "/run/models")
-        done = accept(lab, tmp_path / "out", *INVENTORY)
-        lab.lost_storage("n02")
-        assert clean(lab)
-    assert done.status == 1, done.output
-    words = {
-        ("n02", "host"): "n02: its fuse.lab file system at /run/models did not answer within 10.0 s",
-        ("n03", "peers"): "n03: its mlx5_2 is in 10.0.3.0/24, where mlx5_2 is in 10.0.2.0/24 on 3 of 4 nodes "
-        "of its hardware with these subnets; its mlx5_3 is in 10.0.2.0/24, where mlx5_3 is in 10.0.3.0/24",
-    }
-    for where, check in judged(done).items():
-        assert check["outcome"] == ("fail" if where in words else "pass"), (where, check["reason"])
-        assert words.get(where, "") in check["reason"]
-    assert sorted(done.listed("rejected")) == ["n02", "n03"]
-
-
 def found_at(done: Finished, subject: str) -> str:
     """How a subject of the first node ended."""
-    return str(judged(done)["n01", subject]["outcome"])
+    return str(done.inventory()["n01", subject]["outcome"])
 
 
 @pytest.mark.lab
@@ -151,7 +120,7 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
     assert done.status == 0, done.output
     ends = {"pass": ["host", "nics", "peers", "versions"], "n/a": ["clocks", "ecc", "gpus", "nvlink", "pcie"]}
     for node in lab.nodes:
-        checks = {subject: check for (name, subject), check in judged(done).items() if name == node}
+        checks = {subject: check for (name, subject), check in done.inventory().items() if name == node}
         assert {
             end: sorted(subject for subject, check in checks.items() if check["outcome"] == end)
             for end in ends
@@ -170,6 +139,7 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
 UNIT, RULES, PEERS, PORTS = (
     f"tests/fixtures/check/inventory/test_{name}.py" for name in ("inventory", "rules", "peers", "ports")
 )
+ROWS = "tests/faults/test_catalogue.py"
 BEFORE = "tests/fixtures/cluster/test_preflight.py"
 CAUGHT: dict[str, tuple[str, str]] = {
     "a NIC is missing": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
@@ -178,8 +148,8 @@ CAUGHT: dict[str, tuple[str, str]] = {
         PORTS,
         "test_ports_of_another_kind_and_slower_ones_are_not_the_fabrics",
     ),
-    "rails are swapped": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
-    "storage does not answer": (__file__, "test_swapped_rails_and_silent_storage_are_found_on_their_nodes"),
+    "rails are swapped": (ROWS, "rails-swapped"),
+    "storage does not answer": (ROWS, "storage-silent"),
     "a NIC is nearest to another GPU": (
         "tests/fixtures/check/inventory/test_rails.py",
         "test_a_nic_that_is_nearest_to_another_gpu_is_found",
@@ -222,4 +192,5 @@ CAUGHT: dict[str, tuple[str, str]] = {
 def test_every_fault_that_an_inventory_can_see_is_caught_in_a_test(fault: str) -> None:
     file, name = CAUGHT[fault]
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert name in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    assert name in (USUAL if file == ROWS else tests)

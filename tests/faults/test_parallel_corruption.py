@@ -19,6 +19,7 @@ from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
+LAB = ("--hardware", "lab-200mbit")
 FAMILIES = ("zero", "tensor", "context", "pipeline", "expert", "mesh")
 # The tests that say whether results are right; the others judge traffic, memory and time.
 RIGHT = ("parity", "every_bit", "what_was_timed_arrived")
@@ -37,14 +38,18 @@ def families(*usual: str, but: Sequence[str] = ()) -> list[Any]:
     return [*usual, *long]
 
 
+def source(spoil: spoiling.Spoil) -> str:
+    """The program that spoils what arrives so."""
+    return f"{inspect.getsource(spoiling)}\nplant({spoil.__name__})\n"
+
+
 def spoiled(
     report: Path, spoil: spoiling.Spoil, families: Sequence[str] = FAMILIES, slots: int = 1
 ) -> Finished:
     """These families on two nodes, of which n02 gets spoiled data."""
-    source = f"{inspect.getsource(spoiling)}\nplant({spoil.__name__})\n"
     with Lab.up(nodes=2, rate="200mbit", slots=slots) as lab:
-        lab.patch_torch("n02", source)
-        return accept(lab, report, "--hardware", "lab-200mbit", "--workload", ",".join(families))
+        lab.patch_torch("n02", source(spoil))
+        return accept(lab, report, *LAB, "--workload", ",".join(families))
 
 
 def said(done: Finished) -> dict[str, list[str]]:
@@ -137,3 +142,16 @@ def test_two_ranks_of_a_spoiled_node_do_not_convict_the_rank_that_sent_to_both(t
     )
     healthy = [check for check in done.checks() if check["nodes"] == ["n01"]]
     assert {check["outcome"] for check in healthy} == {"pass"}
+
+
+def test_a_node_with_wrong_data_does_not_cost_the_others_their_self_check(tmp_path: Path) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        lab.patch_torch("n02", source(spoiling.always))
+        done = accept(lab, tmp_path, *LAB, "-k", "test_node_is_ready")
+    own = [check for check in done.checks() if "selfcheck" in check["id"]]
+    assert {check["outcome"] for check in own} == {"pass"}, done.output
+    [met] = [blame for check in own for blame in check["blame"]]
+    assert (met["kind"], met["nodes"], met["rank"]) == ("wrong data", ["n02"], 1)
+    [left] = own[0]["recorded"]["left"]
+    assert left.startswith("on n01 and n02: with nothing planted: wrong data at rank 1 on n02")
+    assert "rank 1 on n04 (cpu) did not arrive" in own[-1]["recorded"]["planted"][-1]["reason"]

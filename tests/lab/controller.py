@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fixtures.cluster.cluster import Cluster, Settings
 from fixtures.transport.hosts import read
+from reports.record import Record
 
 
 @contextmanager
-def opened(arguments: Sequence[str], run_id: str) -> Iterator[Cluster]:
-    """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, and leave it clean."""
+def opened(
+    arguments: Sequence[str], run_id: str, keep: Callable[[Record], None] = lambda _: None
+) -> Iterator[Cluster]:
+    """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, hand on its records, and leave it clean."""
     hosts, ssh_config, known_hosts, python = arguments
     with tempfile.TemporaryDirectory() as logs:
         settings = Settings(
@@ -24,9 +27,7 @@ def opened(arguments: Sequence[str], run_id: str) -> Iterator[Cluster]:
             known_hosts=Path(known_hosts),
             remote_python=python,
         )
-        cluster = Cluster(
-            read(hosts), settings, lambda record: None, lambda line: print(line, file=sys.stderr)
-        )
+        cluster = Cluster(read(hosts), settings, keep, lambda line: print(line, file=sys.stderr))
         try:
             cluster.open()
             yield cluster

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from reports.decision import NodeVerdict, Standing, decide, exit_status
 from reports.journal import Journal
 from reports.record import (
     Blame,
@@ -21,7 +22,6 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict import NodeVerdict, Standing, decide, exit_status
 
 NODES = ("gpu01", "gpu02")
 PAIR = "suites/collectives/test_bandwidth.py::test_busbw[all_reduce-network]"
@@ -130,3 +130,9 @@ def status(records: list[Record]) -> int:
 
 def with_pair(outcome: Outcome, *blamed: Blame) -> list[Record]:
     return journal_of(*green_checks()[:2], check(PAIR, outcome=outcome, blame=blamed))
+
+
+def rejected() -> list[Record]:
+    """A run in which `gpu02` is rejected for wrong data."""
+    corrupt = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.WRONG_DATA, "gpu02"),))
+    return journal_of(*green_checks()[:2], corrupt)

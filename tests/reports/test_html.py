@@ -9,10 +9,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from reports import provenance
+from reports.decision import decide
 from reports.page import html, plots
+from reports.page.page import compare_facts
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
 
@@ -238,6 +238,11 @@ def test_the_same_journal_gives_the_same_picture(tmp_path: Path) -> None:
     assert plot.text == "1 sweep; at the largest size 150 GB/s (gpu[01-02])"
 
 
+def test_any_letter_may_stand_in_the_name_of_a_curve_and_none_makes_a_formula_of_it(tmp_path: Path) -> None:
+    named = check(PAIR, ["$\\frac$日本"], recorded=sweep(1.0))
+    assert len(plots.draw([named], tmp_path)) == 1
+
+
 def test_a_sweep_of_small_sizes_is_not_compared_with_one_of_large_sizes(tmp_path: Path) -> None:
     small = check(PAIR, recorded={"sweep": [{"size_bytes": 8, "busbw_gigabytes_per_s": 0.1}]})
     large = check(PAIR, recorded={"sweep": [{"size_bytes": 1024, "busbw_gigabytes_per_s": 7.0}]})
@@ -269,7 +274,7 @@ def test_a_picture_cannot_be_written_elsewhere(tmp_path: Path) -> None:
 
 def test_facts_in_which_nodes_differ_are_set_apart() -> None:
     nodes = [NodeRecord(n, "ready", facts={"driver": "570", "bios": n, "nics": [1, 2]}) for n in making.NODES]
-    found = provenance.compare([*nodes, NodeRecord("gpu03", "unreachable")])
+    found = compare_facts([*nodes, NodeRecord("gpu03", "unreachable")])
     assert found.common == {"driver": "570", "nics": "[1, 2]"}
     assert found.own == {"gpu01": {"bios": "gpu01"}, "gpu02": {"bios": "gpu02"}, "gpu03": {}}
 
@@ -297,4 +302,4 @@ def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: 
     text = (tmp_path / "report.html").read_text()
     assert "gpu02 is set aside: its link is slow" in text
     assert "planned, never reported" not in text
-    assert "1 of those that reported did so without a node that they were planned for" in text
+    assert "1 of those that reported left out a node that they were planned for" in text

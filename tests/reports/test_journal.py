@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import journal as journal_module
-from reports.clean import scrub
-from reports.codec import TYPES, decode, encode
+from reports.codec import decode, encode
 from reports.journal import Journal, JournalError, read, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
+from reports.text import scrub
 from tests.reports import making
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -69,7 +70,7 @@ def test_every_record_comes_back_as_it_went(tmp_path: Path) -> None:
 @given(CHECKS)
 def test_any_text_comes_back_clean_and_nothing_else_is_lost(record: CheckRecord) -> None:
     line = json.dumps(encode(record), allow_nan=False)
-    assert encode(decode(json.loads(line))) == {"type": "check", **scrub(record)}  # type: ignore[dict-item]
+    assert encode(decode(line)) == {"type": "check", **scrub(record)}  # type: ignore[dict-item]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
@@ -123,42 +124,51 @@ def mangled(record: Record, **changes: Any) -> str:
     return json.dumps({**encode(record), **changes})
 
 
-BAD_LINES = {
-    "no JSON": "{oops",
-    "not an object": "[1]",
-    "empty": "",
-    "a bare NaN": '{"type": NaN}',
-    "unknown record type 'czech'": '{"type": "czech"}',
-    "unknown record type None": "{}",
-    "schema 99": mangled(making.run(), schema=99),
-    "unknown field colour": mangled(making.end(), colour="red"),
-    "missing field outcome": json.dumps(
-        {name: value for name, value in encode(making.check("x")).items() if name != "outcome"}
+def lacking(name: str) -> str:
+    return json.dumps({key: value for key, value in encode(making.check("x")).items() if key != name})
+
+
+BARE = encode(making.check("x"))["judgements"][0]  # type: ignore[index]
+BAD_LINES = [
+    ("{oops", "not valid JSON"),
+    ("[" * 100_000, "not valid JSON"),
+    ("", "not valid JSON"),
+    ('{"type": NaN}', "not valid JSON (NaN is not JSON)"),
+    ("[1]", "record: Input should be an object"),
+    ('{"type": "czech"}', "record: Input tag 'czech'"),
+    ("{}", "record: Unable to extract tag"),
+    (mangled(making.run(), schema=99), "written by schema 99"),
+    (mangled(making.end(), colour="red"), "end.colour: Unexpected keyword argument"),
+    (lacking("outcome"), "check.outcome: Field required"),
+    (lacking("reason"), "missing: check.reason"),
+    (mangled(making.check("x"), judgements=[BARE, {**BARE, "x": 1}]), "check.judgements[1].x: Unexpected"),
+    (
+        mangled(making.check("x"), judgements=[{"metric": "a", "outcome": "pass", "sentence": ""}]),
+        "missing: check.judgements[0].value, check.judgements[0].unit",
     ),
-    "is none of pass, fail, unchecked, n/a": mangled(making.check("x"), outcome="passed"),
-    "check.nodes: expected a list": mangled(making.check("x"), nodes="gpu01"),
-    "check.seconds: expected a number": mangled(making.check("x"), seconds="long"),
-    "end.pytest_status: expected a whole number": mangled(making.end(), pytest_status=True),
-    "check.recorded: expected an object": mangled(making.check("x"), recorded=[]),
-    "a second run record": mangled(making.run()),
-}
+    (mangled(making.check("x"), outcome="passed"), "check.outcome: Input should be 'pass', 'fail'"),
+    (mangled(making.check("x"), nodes="gpu01"), "check.nodes: Input should be a valid array"),
+    (mangled(making.check("x"), nodes=[1]), "check.nodes[0]: Input should be a valid string"),
+    (mangled(making.check("x"), seconds="long"), "check.seconds: Input should be a valid number"),
+    (mangled(making.check("x"), seconds="3"), "check.seconds: Input should be a valid number"),
+    (mangled(making.check("x"), seconds=True), "check.seconds: Input should be a valid number"),
+    (mangled(making.check("x"), seconds=10**400), "check.seconds: Input should be a valid number"),
+    (mangled(making.check("x"), seconds=math.nan), "not valid JSON (NaN is not JSON)"),
+    (mangled(making.end(), pytest_status=True), "end.pytest_status: Input should be a valid integer"),
+    (mangled(making.end(), pytest_status=0.0), "end.pytest_status: Input should be a valid integer"),
+    (mangled(making.check("x"), recorded=[]), "check.recorded: Input should be an object"),
+    (mangled(making.check("x"), recorded={"a": math.inf}), "not valid JSON (Infinity is not JSON)"),
+    (mangled(making.run()), "a second run record"),
+]
 
 
-@pytest.mark.parametrize(("fault", "line"), BAD_LINES.items())
-def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, fault: str, line: str) -> None:
+@pytest.mark.parametrize(("line", "fault"), BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, line: str, fault: str) -> None:
     path = making.save([making.run()], tmp_path)
     path.write_text(f"{path.read_text()}{line}\n{mangled(making.end())}\n")
-    with pytest.raises(JournalError, match="line 2: ") as caught:
+    with pytest.raises(JournalError, match=re.escape(f"line 2: {fault}")) as caught:
         read(path)
     assert len(caught.value.faults) == 1
-    if (
-        "expected" in fault
-        or "field" in fault
-        or "record" in fault
-        or "none of" in fault
-        or "schema" in fault
-    ):
-        assert fault in str(caught.value)
     assert [type(record).__name__ for record in scan(path).records][:1] == ["RunRecord"]
 
 
@@ -229,7 +239,3 @@ def test_a_closed_journal_refuses_records(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(ValueError, match="after the journal was closed"):
         journal.write(making.end())
-
-
-def test_every_record_type_has_a_name() -> None:
-    assert set(TYPES.values()) == set(Record.__args__)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from reports import junit, junit_text
 from reports.begin import begin
+from reports.decision import decide
 from reports.record import BlameKind, Judgement, Outcome, Record
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green, green_checks, journal_of
 
@@ -186,7 +186,7 @@ def test_the_counters_are_right_and_times_are_plain_decimals(tmp_path: Path) -> 
         for element in parse(tmp_path / "junit.xml").iter()
         if "time" in element.attrib
     ]
-    assert all(re.fullmatch(r"\d+\.\d{3}", time) for time in times)
+    assert all(re.fullmatch(r"\d+\.\d{1,3}", time) for time in times)
 
 
 def test_junitparser_reads_the_same(tmp_path: Path) -> None:
@@ -260,4 +260,4 @@ def test_ids_are_split_as_pytest_does(check_id: str, names: tuple[str, str]) -> 
 
 def test_the_time_of_a_killed_run_is_the_time_of_its_checks(tmp_path: Path) -> None:
     report(green()[:-1], tmp_path)
-    assert parse(tmp_path / "junit.xml").get("time") == "1.000"
+    assert parse(tmp_path / "junit.xml").get("time") == "1.0"

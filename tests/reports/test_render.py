@@ -12,10 +12,10 @@ import pytest
 from reports import render
 from reports.__main__ import main
 from reports.begin import begin
+from reports.decision import Standing, decide, exit_status
 from reports.journal import read
 from reports.page import html
 from reports.record import BlameKind, Outcome
-from reports.verdict import Standing, decide, exit_status
 from tests.reports import making
 from tests.reports.making import PAIR, blame, check, green, green_checks, journal_of
 

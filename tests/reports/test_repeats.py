@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from reports import junit
-from reports.page import html
+from reports.decision import decide
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import GREEN, PAIR, alone, check, journal_of, standings
 
@@ -117,15 +116,3 @@ def test_junit_says_whom_the_search_found_and_what_the_rest_came_to(tmp_path: Pa
     assert "measured again: pass on gpu01, gpu03" in text
     told = {one.get("name"): one.get("value") for one in case.iter("property")}
     assert told["repeat.1"] == "pass on gpu01, gpu03"
-
-
-def test_a_check_that_passed_when_it_was_measured_again_is_told_and_the_others_are_not(
-    tmp_path: Path,
-) -> None:
-    why = "held 3 times in a row after it was missed once"
-    records = journal_of(*(check(alone(node), [node]) for node in making.NODES), check(PAIR, reason=why))
-    html.write(tmp_path, records, decide(records))
-    text = (tmp_path / "report.html").read_text()
-    trouble = text[text.index('<section id="trouble">') : text.index('<section id="checks">')]
-    assert f"<b>{why}</b>" in trouble
-    assert "test_gpus" not in trouble

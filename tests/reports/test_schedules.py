@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from reports.decision import decide
 from reports.page import html, schedules
+from reports.page.drawing import Picture
 from reports.record import CheckRecord
-from reports.verdict import decide
 from suites.pipeline.schedules import PLANS, Shape
 from suites.pipeline.simulator import simulate
 from tests.reports.making import NODES, check, journal_of
@@ -45,20 +47,29 @@ def bubble_check(
     return check(f"suites/pipeline/test_pipeline.py::test_bubble[{name}]", nodes, recorded=kept)
 
 
-def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[schedules.Picture, ET.Element]:
+def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[Picture, ET.Element]:
     [picture] = schedules.draw([bubble_check(kept)], directory)
     return picture, ET.parse(directory / picture.file).getroot()  # noqa: S314 - ours
 
 
-def boxes(root: ET.Element) -> dict[float, list[str]]:
-    """What is drawn in each row (by its height in the picture), from left to right."""
-    found: dict[float, list[tuple[float, str]]] = {}
-    for element in root.iter(f"{SVG}rect"):
-        title = element.find(f"{SVG}title")
-        if title is not None:
-            place = float(element.attrib["x"]), str(title.text).partition(":")[0]
-            found.setdefault(float(element.attrib["y"]), []).append(place)
-    return {y: [name for _, name in sorted(row)] for y, row in sorted(found.items())}
+def parts(root: ET.Element) -> dict[str, ET.Element]:
+    return {group.attrib["id"]: group for group in root.iter(f"{SVG}g") if "id" in group.attrib}
+
+
+def span(element: ET.Element) -> tuple[float, float]:
+    """Left and right of the first path of an element."""
+    numbers = re.findall(r"[-\d.]+", next(element.iter(f"{SVG}path")).attrib["d"])
+    return min(map(float, numbers[::2])), max(map(float, numbers[::2]))
+
+
+def boxes(root: ET.Element) -> list[list[str]]:
+    """What is drawn in each row, from left to right."""
+    rows: dict[str, list[tuple[float, str]]] = {}
+    for name, group in parts(root).items():
+        if name.startswith("box-"):
+            title = str(group.findtext(f"{SVG}title"))
+            rows.setdefault(name.split("-")[1], []).append((span(group)[0], title.partition(":")[0]))
+    return [[title for _, title in sorted(row)] for row in rows.values()]
 
 
 def words(root: ET.Element) -> list[str]:
@@ -67,7 +78,7 @@ def words(root: ET.Element) -> list[str]:
 
 def test_every_rank_has_a_row_with_its_operations_in_their_order(tmp_path: Path) -> None:
     picture, root = drawn(recorded(), tmp_path)
-    rows = list(boxes(root).values())
+    rows = boxes(root)
     assert len(rows) == 4
     assert rows[3][:3] == [
         "forward of stage 3, micro-batch 0",
@@ -83,19 +94,20 @@ def test_every_rank_has_a_row_with_its_operations_in_their_order(tmp_path: Path)
 def test_a_box_lies_where_its_time_says(tmp_path: Path) -> None:
     """On rank 3 of 1F1B the first forward begins after three others, and is half as long as a backward."""
     _, root = drawn(recorded(), tmp_path)
-    lowest = max(boxes(root))
-    row = [one for one in root.iter(f"{SVG}rect") if float(one.attrib["y"]) == lowest]
-    idle, forward, backward = row[:3]
-    unit = float(forward.attrib["width"])
-    assert float(backward.attrib["width"]) == pytest.approx(2 * unit, abs=0.02)
-    assert float(forward.attrib["x"]) - float(idle.attrib["x"]) == pytest.approx(3 * unit, abs=0.05)
-    assert float(idle.attrib["width"]) == pytest.approx(33 * unit, abs=0.2)
+    there = {name: span(group) for name, group in parts(root).items() if name.startswith(("box-3", "idle-3"))}
+    (idle, idle_end), (begin, middle), (_, end) = there["idle-3"], there["box-3-0"], there["box-3-1"]
+    unit = middle - begin
+    assert end - middle == pytest.approx(2 * unit, abs=0.02)
+    assert begin - idle == pytest.approx(3 * unit, abs=0.05)
+    assert idle_end - idle == pytest.approx(33 * unit, abs=0.2)
+    title = parts(root)["box-3-0"].findtext(f"{SVG}title")
+    assert title == "forward of stage 3, micro-batch 0: 30 to 40 ms"
 
 
 def test_the_ends_of_the_work_and_of_the_formula_are_marked(tmp_path: Path) -> None:
     _, root = drawn(recorded(), tmp_path)
-    dashed = [float(one.attrib["x1"]) for one in root.iter(f"{SVG}line") if "stroke-dasharray" in one.attrib]
-    left = min(float(one.attrib["x1"]) for one in root.iter(f"{SVG}line"))
+    dashed = [span(one)[0] for one in root.iter(f"{SVG}path") if "stroke-dasharray" in one.attrib]
+    left = span(parts(root)["idle-0"])[0]
     assert (dashed[1] - left) / (dashed[0] - left) == pytest.approx(1.375, abs=0.001)
     assert {"work alone", "end by the formula", "waiting: the bubble", "forward", "backward"} <= set(
         words(root)
@@ -130,7 +142,7 @@ def test_of_many_nodes_the_worst_is_drawn(tmp_path: Path) -> None:
 
 
 def test_how_much_is_drawn_is_bounded(tmp_path: Path) -> None:
-    many = [recorded() for _ in range(schedules.MOST_PICTURES + 4)]
+    many = [recorded(ranks=2) for _ in range(schedules.MOST_PICTURES + 4)]
     for number, kept in enumerate(many):
         kept["schedule"]["step"] = f"pipeline.number_{number}"
     assert len(schedules.draw([bubble_check(kept) for kept in many], tmp_path)) == schedules.MOST_PICTURES
@@ -156,17 +168,24 @@ def test_hostile_text_stays_text_and_the_policy_holds(tmp_path: Path) -> None:
         rank["node"] = EVIL * 100
         rank["said"]["formula"] = EVIL * 100
     picture, root = drawn(kept, tmp_path)
-    assert {element.tag for element in root.iter()} == {
-        f"{SVG}{tag}" for tag in ("svg", "rect", "text", "line", "title")
-    }
-    names = {name for element in root.iter() for name in element.attrib}
-    assert not {name for name in names if name.startswith("on") or name in ("style", "href")}
+    drawing = ("svg", "g", "defs", "path", "use", "text", "title", "clipPath", "rect")
+    assert {element.tag for element in root.iter()} == {f"{SVG}{tag}" for tag in drawing}
+    attributes = [pair for element in root.iter() for pair in element.attrib.items()]
+    assert not [name for name, _ in attributes if name.startswith("on") or name == "style"]
+    assert all(value.startswith("#") for name, value in attributes if name.endswith("href"))
     assert max(len(word) for word in words(root)) < 60
     text = (tmp_path / picture.file).read_text() + picture.text + picture.file
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "<script" not in (tmp_path / picture.file).read_text()
     assert picture.file == "plots/schedule-1-script-alert-1-script.svg"
+
+
+def test_any_letter_may_stand_in_a_name_and_none_makes_a_formula_of_it(tmp_path: Path) -> None:
+    kept = recorded()
+    for rank in kept["schedule"]["ranks"]:
+        rank["node"] = "$\\frac$日本"
+    assert "rank 0 on $\\frac$日本" in words(drawn(kept, tmp_path)[1])
 
 
 BAD_OPERATIONS: list[object] = [

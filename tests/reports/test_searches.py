@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from reports.decision import decide
 from reports.page import html, searches
 from reports.record import Outcome
-from reports.verdict import decide
 from tests.reports.making import PAIR, check, journal_of
 
 
@@ -32,7 +32,7 @@ def found(search: object) -> searches.Searched | None:
     return searches.of(replace(check(PAIR, outcome=Outcome.FAIL), recorded={"search": search}))
 
 
-def test_who_is_on_bad_ways_comes_first_and_the_worst_reading_counts() -> None:
+def test_nodes_on_bad_paths_come_first_and_the_worst_reading_counts() -> None:
     table = found(
         searched(reading("n1", "n3"), reading("n2", "n1"), reading("n2", "n1", bad=True), reading("n1", "n2"))
     )
@@ -48,7 +48,7 @@ def test_who_is_on_bad_ways_comes_first_and_the_worst_reading_counts() -> None:
     assert (cells["n1", "n2"].word, cells["n3", "n1"].word) == ("good", "")
 
 
-def test_what_more_than_two_nodes_showed_together_is_on_no_way_of_theirs() -> None:
+def test_readings_of_more_than_two_nodes_are_shown_as_a_group() -> None:
     together = {**reading("n1", "n3", bad=True), "group": ["n1", "n2", "n3"], "sentence": "too slow"}
     pair = {**reading("n1", "n3"), "group": ["n1", "n3"]}
     table = found(searched(together, together, pair))
@@ -95,4 +95,4 @@ def test_the_page_shows_the_table(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert 'title="1 of 1 readings are bad; gpu01 to gpu02">bad</td>' in page
     assert 'together: bad <span class="quiet">(1 of 1 readings are bad; gpu01 to gpu03)' in page
-    assert "<b>" not in page.split('class="ways"')[1].split("</table>")[0]
+    assert "<b>" not in page.split('class="paths"')[1].split("</table>")[0]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from reports.decision import decide
 from reports.page import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, PlanRecord, Record
-from reports.verdict import decide
 from tests.reports import making
 from tests.reports.making import (
     NEITHER,

@@ -9,17 +9,22 @@ from random import Random
 
 from fixtures.blame.search.model import Located
 from fixtures.blame.search.search import search
-from tests.simulation.world import World, named
+from tests.simulation.world import Flap, World, named
 
 COUNTS = (4, 8, 16)
-AWAY = (0.73, 0.5)  # trials of a pair with it in which one way of the two is bad; 0.73 was measured
+AWAY = (
+    Flap(0.3, 2.3),
+    Flap(0.3, 3.3),
+    Flap(0.3, 5.0),
+    Flap(1.0, 10.0),
+)  # trials of a pair with it in which one way of the two is bad; 0.73 was measured
 NOISES = (0.0, 0.01)
 HEAD = (
     "| nodes | away | false alarms | searches | named | undecided | a path | the fabric | another | rounds |"
 )
 
 
-def flapping(nodes: int, away: float, noise: float, searches: int) -> tuple[Counter[str], float]:
+def flapping(nodes: int, away: Flap, noise: float, searches: int) -> tuple[Counter[str], float]:
     """Return what searches found, and how many rounds of pairs they took in the mean."""
     found: Counter[str] = Counter()
     rounds = 0
@@ -54,5 +59,12 @@ def lines(searches: int) -> Iterator[str]:
             for noise in NOISES:
                 found, rounds = flapping(nodes, away, noise, searches)
                 counts = [found[word] for word in ("named", "undecided", "a path", "the fabric", "another")]
-                cells = [nodes, away, noise, searches, *counts, f"{rounds:.1f}"]
+                cells = [
+                    nodes,
+                    f"{away.down_s:g} s in {away.every_s:g} s",
+                    noise,
+                    searches,
+                    *counts,
+                    f"{rounds:.1f}",
+                ]
                 yield f"| {' | '.join(map(str, cells))} |"

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from fixtures.blame.search.model import Reading, Trial, Way
-from fixtures.blame.search.tallies import Part
+from fixtures.blame.search.tallies import Part, ends
 
 ALWAYS = 1.0
+SHORT_S = (0.6, 0.9)  # how long one link of a pair is read
+LONG_S = 3.0
+SEEN_S = 0.1  # of an outage, within a reading
 Pair = tuple[str, str]
 
 
 def named(count: int) -> list[str]:
     """Return n00, n01, ..."""
     return [f"n{number:02d}" for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Flap:
+    """A NIC that is away for so long, over and over."""
+
+    down_s: float
+    every_s: float
+
+    def hits(self, phase_s: float, began_s: float, ended_s: float) -> bool:
+        """Whether a reading from then to then meets it, for long enough to show."""
+        down_s = phase_s - self.every_s * math.ceil(phase_s / self.every_s)
+        while down_s < ended_s:
+            if min(down_s + self.down_s, ended_s) - max(down_s, began_s) >= SEEN_S:
+                return True
+            down_s += self.every_s
+        return False
 
 
 @dataclass
@@ -32,7 +53,7 @@ class World:
     links: Collection[str] = ()
     parts: Collection[Part] = ()
     ways: Collection[Way] = ()
-    flaps: Mapping[str, float] = field(default_factory=dict)
+    flaps: Mapping[str, Flap] = field(default_factory=dict)
     leaf: Collection[str] = ()
     carries: int = 1
     alone_bad: Collection[str] = ()
@@ -40,11 +61,14 @@ class World:
     case: Callable[[tuple[str, ...]], bool] = lambda group: False
     shows: float = ALWAYS
     false_alarm: float = 0.0
+    false_alarm_long: float = -1.0
     rails: int = 1
     readings: int = 0
     asked: list[list[tuple[str, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if self.false_alarm_long < 0:
+            self.false_alarm_long = self.false_alarm
         self._random = Random(self.seed)  # noqa: S311 - a simulation
         self._links, self._parts, self._ways = set(self.links), set(self.parts), set(self.ways)
 
@@ -55,13 +79,15 @@ class World:
             for node in self._ask(nodes)
         ]
 
-    def pairs(self, pairs: Sequence[Pair]) -> list[Trial]:
+    def pairs(self, pairs: Sequence[Pair], *, long: bool = False) -> list[Trial]:
         """Try every pair, in both directions and on every rail."""
         self.asked.append(list(pairs))
-        shared, away = self._crowded(pairs), self._away(pairs)
+        shared, away = self._crowded(pairs), self._away(pairs, long=long)
         return [
             self._trial(
-                pair, [(way, self._bad(way) or way in shared, way in away) for way in self._between(pair)]
+                pair,
+                [(way, self._bad(way) or way in shared, way in away) for way in self._between(pair)],
+                long=long,
             )
             for pair in pairs
         ]
@@ -82,17 +108,20 @@ class World:
     def _bad(self, way: Way) -> bool:
         if way.source in self._links or way.destination in self._links or way in self._ways:
             return True
-        ends = (Part(way.source, True, way.rail), Part(way.destination, False, way.rail))
-        return bool(self._parts) and not self._parts.isdisjoint(ends)
+        return bool(self._parts) and not self._parts.isdisjoint(ends(way))
 
-    def _away(self, pairs: Sequence[Pair]) -> set[Way]:
+    def _away(self, pairs: Sequence[Pair], *, long: bool) -> set[Way]:
         """Return the ways in whose turn the NIC of an end is away."""
-        chances = ((pair, self.flaps.get(node, 0.0)) for pair in pairs for node in pair)
-        return {
-            self._random.choice(self._between(pair))
-            for pair, chance in chances
-            if chance and self._random.random() < chance
-        }
+        length_s = LONG_S if long else self._random.uniform(*SHORT_S)
+        away: set[Way] = set()
+        for node, flap in self.flaps.items():
+            phase_s = self._random.uniform(0, flap.every_s)
+            for pair in (pair for pair in pairs if node in pair):
+                for way in self._between(pair):
+                    began_s = 0.0 if way.source == pair[0] else length_s
+                    if flap.hits(phase_s, began_s, began_s + length_s):
+                        away.add(way)
+        return away
 
     def _crowded(self, pairs: Sequence[Pair]) -> set[Way]:
         """Return the ways that share the one link with too many others; every pair goes forth, then back."""
@@ -107,13 +136,17 @@ class World:
     def _leaves(self, way: Way) -> bool:
         return way.source in self.leaf and way.destination not in self.leaf
 
-    def _trial(self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool, bool]]) -> Trial:
+    def _trial(
+        self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool, bool]], *, long: bool = True
+    ) -> Trial:
         why = next((self.lost[node] for node in group if node in self.lost), "")
         if why:
             return Trial(group, (), why)
         self.readings += len(ways)
-        return Trial(group, tuple(Reading(way, away or self._seems(bad)) for way, bad, away in ways))
+        return Trial(
+            group, tuple(Reading(way, away or self._seems(bad, long), long=long) for way, bad, away in ways)
+        )
 
-    def _seems(self, bad: bool) -> bool:
-        chance = self.shows if bad else self.false_alarm
+    def _seems(self, bad: bool, long: bool) -> bool:
+        chance = self.shows if bad else self.false_alarm_long if long else self.false_alarm
         return chance >= ALWAYS or (chance > 0 and self._random.random() < chance)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.thresholds.files import GOOD, faults, loaded
-from thresholds.peers import CUT, MARGIN, Rules, standing
+from thresholds.peers import CUT, MARGIN, Rules, by_value, majority, median_and_spread, near_median, standing
 from thresholds.units import METRICS
 
 SPEEDS = st.lists(st.floats(0.1, 1000.0), min_size=4, max_size=40)
@@ -84,6 +84,40 @@ def test_a_speed_and_its_time_say_the_same_of_who_is_behind(values: list[float])
         speed = standing(one, values[:1] * 3 + [one], more_is_better=True)
         times = [1 / other for other in values[:1] * 3 + [one]]
         assert speed.behind == pytest.approx(standing(1 / one, times, more_is_better=False).behind)
+
+
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ("", ""),
+        ("a", "0"),
+        ("ab", ""),
+        ("aab", "01"),
+        ("abab", ""),
+        ("abb", "12"),
+        ("abac", ""),
+        ("abaca", "024"),
+    ],
+)
+def test_a_majority_is_more_than_half(values: str, most: str) -> None:
+    by_name = {str(place): value for place, value in enumerate(values)}
+    assert "".join(majority(by_name)) == most
+    assert sorted(name for group in by_value(by_name) for name in group) == list(by_name)
+
+
+@given(SPEEDS)
+def test_a_value_may_stand_beside_others_of_which_it_is_none(values: list[float]) -> None:
+    middle, spread = median_and_spread(values)
+    assume(spread == 0 or spread > 1e-6 * middle)
+    one = standing(middle - 4 * spread, values, more_is_better=True)
+    assert (one.median, one.peers) == (middle, len(values))
+    assert one.z == pytest.approx(4.0 if spread else 0.0)
+
+
+def test_numbers_near_their_median_are_told_by_a_share_of_it() -> None:
+    values = {"a": 100.0, "b": 102.0, "c": 97.0, "d": 101.0, "e": 102.1}
+    assert near_median(values, 0.02) == ["a", "b", "d", "e"]
+    assert near_median({"a": 0.0, "b": 0.0, "c": 1.0}, 0.02) == ["a", "b"]
 
 
 def convicted(

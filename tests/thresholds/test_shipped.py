@@ -189,6 +189,7 @@ def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
     assert "no acceptance of GPU hardware" in FILES["cpu-local"].judges
     assert "no GPU hardware" in FILES["lab-200mbit"].judges
     assert not FILES["lab-200mbit"].auto
+    assert not FILES["lab-200mbit"].shared  # its ranks have each other's cores, and would excuse a slow link
 
 
 def test_every_selector_that_rows_use_is_known() -> None:

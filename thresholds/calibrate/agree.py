@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from reports.hostlist import fold
+from reports.notation import fold
 from thresholds.calibrate.runs import Figure, Run
 from thresholds.calibrate.sift import Sifted
 from thresholds.hardware import Hardware

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reports.hostlist import fold
+from reports.notation import fold
 from thresholds.calibrate import agree
 from thresholds.calibrate import runs as calibrate_runs
 from thresholds.calibrate import tables as calibrate_tables

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thresholds.peers import CUT, median_and_spread
 from thresholds.units import METRICS
 
-CUT = 3.5
 # 1024 nodes times 50 figures fail by chance once in a hundred acceptances: the normal tail beyond 5.1 sigma.
 Z = 5.1
 # An estimate from n values is itself uncertain, by 1/sqrt(2(n-1)) of it: 1.645 of that is its upper 95 %.
@@ -77,10 +77,9 @@ def outliers(values: Sequence[float], allowed: Tolerance) -> list[int]:
     """
     kept = list(range(len(values)))
     while len(kept) >= FEWEST_TO_COMPARE:
-        middle = statistics.median(values[index] for index in kept)
-        mad = statistics.median(abs(values[index] - middle) for index in kept)
+        middle, spread = median_and_spread(values[index] for index in kept)
         apart = allowed.apart * middle if allowed.relative else allowed.apart
-        edge = max(CUT * mad / 0.6745, apart)
+        edge = max(CUT * spread, apart)
         inside = [index for index in kept if abs(values[index] - middle) <= edge]
         if len(inside) == len(kept):
             break

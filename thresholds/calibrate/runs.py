@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reports.evidence import cut_short, head
+from reports.audit import cut_short, examine, head
 from reports.journal import scan
-from reports.ledger import balance
 from reports.record import BlameKind, CheckRecord, JobRecord, Judgement, NodeRecord, Outcome, Record
 from thresholds.lookup import Case
 from thresholds.selectors import READERS
@@ -118,7 +117,7 @@ def _run(path: Path, records: Sequence[Record]) -> Run:
 def _faults(records: Sequence[Record], checks: Sequence[CheckRecord], unjudged: bool) -> Iterator[str]:
     if why := cut_short(records):
         yield f"the run was cut short: {why}"
-    ledger = balance(records)
+    ledger = examine(records)
     yield from (fault.sentence for fault in ledger.faults)
     yield from (f"{entry.check} was planned and never reported" for entry in ledger.not_reported)
     for node in (record for record in records if isinstance(record, NodeRecord)):

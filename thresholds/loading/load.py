@@ -158,7 +158,6 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         inside=about.inside or "",
         judges=about.judges or "",
         shared=about.shared or "",
-        one_machine=about.one_machine or "",
         auto=about.auto,
         part=about.part,
         judges_with=tuple(about.judges_with),

@@ -46,8 +46,7 @@ class HardwareSection(Section):
     """[hardware]: what this file is about; `inside` and `shared` are inherited where it `extends` another.
 
     `part`: it is only there to be extended. `with` names files of other hardware: worlds that have nodes of
-    both are judged by this one. `shared` says which other programs run on such machines, `one_machine` why
-    all nodes are one.
+    both are judged by this one. `shared` says which other programs run on such machines.
     """
 
     name: FileName
@@ -55,7 +54,6 @@ class HardwareSection(Section):
     inside: Annotated[str, AfterValidator(known(INSIDE_LINKS))] | None = None
     judges: Sentence | None = None
     shared: Sentence | None = None
-    one_machine: Sentence | None = None
     auto: bool = True
     part: bool = False
     extends: Annotated[str, Field(min_length=1, max_length=256)] | None = None

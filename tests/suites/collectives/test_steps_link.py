@@ -154,7 +154,7 @@ def test_a_clock_at_the_sender_would_miss_it(monkeypatch: pytest.MonkeyPatch) ->
     """The bug that the tests above are there for: a sender is done when the kernel has its data."""
 
     def on_the_wrong_side(
-        ctx: Context, messages: torch.Tensor, partner: int, lead: int
+        ctx: Context, messages: list[torch.Tensor], partner: int, lead: int
     ) -> tuple[float, float, list[float]]:
         ready, began, seconds = real(ctx, messages, partner, lead)
         return ready, began, [1e-5 for _ in seconds]

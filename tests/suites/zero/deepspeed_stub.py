@@ -43,9 +43,10 @@ class Engine:
 
     def fill(self) -> None:
         """Make the parameters whole from everybody's part."""
-        pieces = torch.split(self.whole(self.master.detach()), [shape.numel() for shape in self.shapes])
+        part = self.master.detach().to(self.weights[0].dtype)
+        pieces = torch.split(self.whole(part), [shape.numel() for shape in self.shapes])
         for weight, piece in zip(self.weights, pieces, strict=True):
-            weight.data = piece.view(weight.shape).to(weight.dtype)
+            weight.data = piece.view(weight.shape)
 
     def whole(self, part: Tensor) -> Tensor:
         joined = part.new_empty(part.numel() * dist.get_world_size())

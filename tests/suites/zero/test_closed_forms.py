@@ -1,7 +1,4 @@
-"""Traffic and memory are the closed forms as equalities, up to worlds that no machine of ours has.
-
-What compares values is left out here.
-"""
+"""Traffic and memory are the closed forms as equalities, up to worlds that no machine of ours has."""
 
 from __future__ import annotations
 
@@ -16,19 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.ranks.steps import REGISTRY
 from suites.zero.test_zero import STEPS
-from suites.zero.training import Task, Trace
 from tests.fixtures.ranks.gloo_world import context
-from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
+from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
 from tests.suites.parallel import load
 from tests.teeth.zero_patches import bare
-
-
-def nothing_trained(task: Task, *_: Any) -> Trace:
-    """The shapes of an unsharded run."""
-    model = task.model(torch.float64)
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    losses, output = torch.zeros(task.steps), torch.zeros(task.rows, task.columns)
-    return Trace(losses, weights, weights, output, all_losses=losses, all_output=output)
 
 
 def hooked(original: Callable[..., None]) -> Callable[..., None]:
@@ -54,12 +42,8 @@ def accounts(size: int, rank: int) -> Accounts:
     found: Accounts = []
     with (
         mock.patch.object(DistributedDataParallel, "__init__", hooked(DistributedDataParallel.__init__)),
-        mock.patch("suites.zero.evidence.unsharded", nothing_trained),
-        mock.patch("suites.zero.mixed.unsharded", nothing_trained),
-        mock.patch("suites.zero.mixed.reduction_entries", return_value=[]),
-        mock.patch("suites.zero.evidence._repeated", return_value=[]),
-        mock.patch("suites.zero.exchanges.sent", return_value={"figures": {}}),
-        mock.patch("suites.zero.exchanges.sent_on_mesh", return_value={}),
+        values_left_out("suites.zero.steps", "suites.zero.answers"),
+        mock.patch("suites.zero.steps.alike", return_value=[]),
     ):
         for case in STEPS:
             told = REGISTRY[case.step](ctx, **case.parameters)

@@ -8,8 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.driver import EXACT
 from suites.zero.policies import Prefetching, hiding
-from suites.zero.training import EXACT, Task
+from suites.zero.training import Task
 from suites.zero.wrapped import on_mesh
 from tests.fixtures.ranks.gloo_world import run_world
 

@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from fixtures.ranks.steps import Context
-from suites.zero import exchanges
-from suites.zero.exchanges import enlargement, sent
 from suites.zero.overlap import Pace
 from suites.zero.test_zero import PACED
 from suites.zero.training import Task
-from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import context
 
 MEBI = 1 << 20
-CALLS = [("all_reduce", 64), ("broadcast", 256)]
 
 
 def on_gpu(ranks: int) -> Context:
@@ -31,30 +28,8 @@ def test_parts_of_a_flat_buffer_are_aligned_on_a_gpu(ranks: int) -> None:
 
 
 def test_a_gpu_is_given_as_much_as_its_links_take() -> None:
-    assert enlargement(on_gpu(2), 1000) * 1000 >= 64 * MEBI
-    assert enlargement(on_gpu(2), 100 * MEBI) == 1
-    assert enlargement(context(0, 2), 1000) == 1
     buckets = PACED["bucket_bytes"]
     assert buckets["cuda"] >= 64 * MEBI > buckets["cpu"]
-
-
-def enlarged(ctx: Context) -> list[int]:
-    """Bytes of the calls that are sent when the largest has to be of 1000 bytes."""
-    seen: list[int] = []
-    exchanges.LARGEST_BYTES["cpu"] = 1000
-    real = exchanges.Pattern.__init__
-
-    def noted(self: exchanges.Pattern, ctx: Context, calls: list[tuple[str, int]], dtype: str) -> None:
-        seen.extend(size for _, size in calls)
-        real(self, ctx, calls, dtype)
-
-    exchanges.Pattern.__init__ = noted  # type: ignore[assignment,method-assign]
-    assert sent(ctx, CALLS)["wrong"] == []
-    return seen
-
-
-def test_a_pattern_is_enlarged_as_a_whole() -> None:
-    assert run_world(2, enlarged) == [[256, 1024] * 2] * 2
 
 
 class Clock:

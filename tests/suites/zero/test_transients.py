@@ -8,37 +8,45 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.ranks.steps import Context
-from suites.zero.evidence import repeat_entries
+from fixtures.ranks.study.driver import EXACT, TRAINED, Run, run_once, same
+from suites.zero.answers import replicated
 from suites.zero.flat import Zero1, Zero2, Zero3
-from suites.zero.mixed import MixedZero1
-from suites.zero.recompute import Recomputed
-from suites.zero.training import EXACT, TRAINING, Engine, Task, Trace, follow
-from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer, on_mesh
+from suites.zero.mixed import mixed_zero1
+from suites.zero.recompute import recomputed
+from suites.zero.training import Task, Trained
+from suites.zero.wrapped import FullySharded, ShardedOptimizer, on_mesh
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth.bug import replaced
 from tests.teeth.flips import OUTPUTS, flipped_in_call
 from tests.teeth.zero_patches import hooked, mean_hook
 
-SIZE, BUCKET_BYTES = 2, 192
-Make = Callable[[Task], Engine]
+SIZE = 2
+Make = Callable[[Task], Trained[Any]]
 Places = Mapping[str, list[int]]  # by call of torch.distributed, the elements of what each one delivered
 
-FLAT: dict[str, Make] = {
-    "zero1": lambda task: Zero1(task, EXACT),
-    "zero2": lambda task: Zero2(task, EXACT),
-    "zero3": lambda task: Zero3(task, EXACT),
-    "zero3 in bf16": lambda task: Zero3(task, TRAINING),
-    "mixed_precision": MixedZero1,
+
+def flat(stage: type[Zero1]) -> Make:
+    return lambda task: Trained(task, lambda dtype: stage(task, dtype), lambda _: {}, lambda *_: [])
+
+
+# What trains, and in which dtype.
+FLAT: dict[str, tuple[Make, torch.dtype]] = {
+    "zero1": (flat(Zero1), EXACT),
+    "zero2": (flat(Zero2), EXACT),
+    "zero3": (flat(Zero3), EXACT),
+    "zero3 in bf16": (flat(Zero3), TRAINED),
+    "mixed_precision": (mixed_zero1, TRAINED),
 }
 BUCKETS: dict[str, Make] = {
-    "ddp": lambda task: Replicated(task, EXACT, BUCKET_BYTES),
-    "no_sync": lambda task: Replicated(task, EXACT, BUCKET_BYTES, 2),
-    "recompute": lambda task: Recomputed(task, EXACT, BUCKET_BYTES),
-    "zero_redundancy": lambda task: ShardedOptimizer(task, EXACT, BUCKET_BYTES),
+    "ddp": replicated,
+    "no_sync": lambda task: replicated(task, micro_batches=2),
+    "recompute": lambda task: recomputed(task)[0],
+    "zero_redundancy": lambda task: replicated(task, ShardedOptimizer),
 }
 SHARDS: dict[str, tuple[tuple[int, ...], bool]] = {
     "fsdp, resharded": ((2,), True),
@@ -48,7 +56,7 @@ SHARDS: dict[str, tuple[tuple[int, ...], bool]] = {
 EXCHANGES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast")
 
 
-def places(run: Callable[[], Trace]) -> tuple[Trace, Places]:
+def places(run: Callable[[], Run[Any]]) -> tuple[Run[Any], Places]:
     """A healthy run, and where a bit of it could flip."""
     found: dict[str, list[int]] = {name: [] for name in EXCHANGES}
 
@@ -66,19 +74,14 @@ def places(run: Callable[[], Trace]) -> tuple[Trace, Places]:
         return run(), found
 
 
-def swept(task: Task, make: Make) -> tuple[int, list[str]]:
+def swept(technique: Trained[Any], dtype: torch.dtype) -> tuple[int, list[str]]:
     """How many flips were tried, and which of them no entry tells."""
-    dtype = TRAINING if isinstance(engine := make(task), MixedZero1) else None
 
-    def run() -> Trace:
-        engine = make(task)
-        weights = next(iter(engine.parameters().values()))
-        try:
-            return follow(task, engine, dtype or weights.dtype)
-        finally:
-            engine.close()
+    def run() -> Run[Any]:
+        done = run_once(technique, dtype)
+        technique.close(done.kept)
+        return done
 
-    engine.close()
     right, found = places(run)
     assert not differing(right, run()), "a healthy run does not repeat"
     tried, missed = 0, []
@@ -94,15 +97,17 @@ def swept(task: Task, make: Make) -> tuple[int, list[str]]:
     return tried, missed
 
 
-def differing(right: Trace, again: Trace) -> list[str]:
-    return [entry["what"] for entry in repeat_entries(again, right) if entry["error"] > entry["tolerance"]]
+def differing(right: Run[Any], again: Run[Any]) -> list[str]:
+    return [entry["what"] for entry in same(right, again) if entry["error"] > entry["tolerance"]]
 
 
 def swept_on_mesh(ctx: Context, shape: tuple[int, ...], reshard: bool) -> tuple[int, list[str]]:
     found: list[tuple[int, list[str]]] = []
 
     def work(mesh: DeviceMesh) -> dict[str, Any]:
-        found.append(swept(small(ctx), lambda task: FullySharded(task, mesh, reshard, EXACT)))
+        task = small(ctx)
+        make = partial(FullySharded, task, mesh, reshard)
+        found.append(swept(Trained(task, make, lambda _: {}, lambda *_: []), EXACT))
         return {}
 
     on_mesh(ctx, shape, work)
@@ -121,14 +126,15 @@ def none_missed(sweep: Callable[[Context], tuple[int, list[str]]], least: int) -
 
 @pytest.mark.parametrize("name", FLAT)
 def test_in_flat_buffers(name: str) -> None:
-    none_missed(lambda ctx: swept(small(ctx), FLAT[name]), least=3 + 12 + 3 + 24)
+    make, dtype = FLAT[name]
+    none_missed(lambda ctx: swept(make(small(ctx)), dtype), least=3 + 12 + 3 + 24)
 
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_in_buckets(name: str) -> None:
     def sweep(ctx: Context) -> tuple[int, list[str]]:
         with hooked(mean_hook)():
-            return swept(small(ctx), BUCKETS[name])
+            return swept(BUCKETS[name](small(ctx)), EXACT)
 
     none_missed(sweep, least=2 + 24)
 

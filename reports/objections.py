@@ -1,0 +1,161 @@
+"""What speaks against accepting a node: one objection per reason, the gravest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from reports.audit import Audit, convictions, cut_short, head, last_word
+from reports.record import (
+    READY,
+    BlameKind,
+    CheckRecord,
+    EndRecord,
+    NodeRecord,
+    Outcome,
+    PlanRecord,
+    Record,
+)
+
+SELF_CHECK = "suites/selfcheck/"  # how the ids of its checks begin
+
+
+class Weight(IntEnum):
+    """How grave an objection is. The first two reject a node, the others leave it unproven."""
+
+    CORRUPTION = 0
+    CONVICTED = 1
+    NOT_READY = 2
+    UNTRUSTED = 3
+    FAILED = 4
+    UNCHECKED = 5
+    FAULT = 6
+    RUN = 7
+    NOT_REPORTED = 8
+
+
+@dataclass(frozen=True)
+class Objection:
+    """One reason why a node is not accepted. `check` is the id of the check behind it, "" for the run."""
+
+    node: str
+    weight: Weight
+    sentence: str
+    check: str = ""
+
+
+def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> list[Objection]:
+    """Everything in the records that speaks against any of the nodes.
+
+    A suite that failed its self-check convicts nobody: its blame may be as wrong as its passes.
+    """
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    untrusted = distrust(records, audit)
+    return [
+        *(objection for check in checks if not untrusted for objection in _convicted(check)),
+        *_not_ready(records, everyone),
+        *(Objection(node, Weight.UNTRUSTED, untrusted) for node in everyone if untrusted),
+        *(objection for check in audit.sound for objection in _not_passed(check, everyone)),
+        *(objection for check in audit.sound for objection in _blamed_without_nodes(check)),
+        *_faulty(audit, everyone),
+        *_silent(audit, everyone),
+        *(Objection(node, Weight.RUN, why) for why in refusals(records, audit) for node in everyone),
+    ]
+
+
+def _convicted(check: CheckRecord) -> Iterator[Objection]:
+    for node, blame in convictions(check):
+        weight = Weight.CORRUPTION if blame.kind is BlameKind.WRONG_DATA else Weight.CONVICTED
+        yield Objection(node, weight, f"{check.name}: {blame.sentence or check.reason}", check.id)
+    if check.failed_alone:
+        yield Objection(check.nodes[0], Weight.CONVICTED, f"{check.name}: {check.reason}", check.id)
+
+
+def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Objection]:
+    """A failed or unchecked check proves nothing about those of its nodes that it does not convict."""
+    for node in check.nodes or everyone:
+        last = last_word(check, node)
+        if last.outcome in (Outcome.FAIL, Outcome.UNCHECKED):
+            weight = Weight.FAILED if last.outcome is Outcome.FAIL else Weight.UNCHECKED
+            yield Objection(node, weight, f"{check.name}: {last.reason}", check.id)
+
+
+def _blamed_without_nodes(check: CheckRecord) -> Iterator[Objection]:
+    """A check without nodes, as those of the self-check, blames a node where something went wrong on it.
+
+    It goes on elsewhere, and the fault may never come again, so the node stays unproven.
+    """
+    for blame in () if check.nodes else check.blame:
+        for node in blame.nodes:
+            yield Objection(node, Weight.UNCHECKED, f"{check.name}: {blame.sentence}", check.id)
+
+
+def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[Objection]:
+    nodes = [record for record in records if isinstance(record, NodeRecord)]
+    for node in nodes:
+        if node.state != READY:
+            yield Objection(node.name, Weight.NOT_READY, f"{node.state}: {node.reason}".rstrip(": "))
+    known = {node.name for node in nodes}
+    for name in everyone:
+        if name not in known:
+            yield Objection(name, Weight.NOT_READY, "nothing was ever heard of this node")
+
+
+def _faulty(audit: Audit, everyone: Sequence[str]) -> Iterator[Objection]:
+    for fault in audit.faults:
+        for node in fault.nodes or everyone:
+            yield Objection(node, Weight.FAULT, fault.sentence, fault.check)
+
+
+def _silent(audit: Audit, everyone: Sequence[str]) -> Iterator[Objection]:
+    for entry in audit.not_reported:
+        for node in entry.nodes or everyone:
+            yield Objection(node, Weight.NOT_REPORTED, f"not reported: {entry.check}", entry.check)
+
+
+def refusals(records: Sequence[Record], audit: Audit) -> Iterator[str]:
+    """Why this run can accept nobody, one sentence each; nothing when it can."""
+    if why := cut_short(records):
+        yield f"the run was cut short ({why})"
+    if untrusted := distrust(records, audit):
+        yield untrusted
+    run = head(records)
+    if run and run.selection:
+        yield f"a selection accepts nobody ({run.selection})"
+    if run and run.hardware in ("", "none"):
+        yield "no hardware file was used, so measurements were recorded and not judged"
+    if audit.planned == 0:
+        yield "nothing was planned"
+    if _unexplained_failure(records, audit):
+        yield "pytest says that something failed, and no check says what"
+
+
+def _unexplained_failure(records: Sequence[Record], audit: Audit) -> bool:
+    failed = any(isinstance(record, EndRecord) and record.pytest_status == 1 for record in records)
+    outcomes = {record.outcome for record in records if isinstance(record, CheckRecord)}
+    explained = outcomes & {Outcome.FAIL, Outcome.UNCHECKED} or audit.faults or audit.not_reported
+    return failed and not explained
+
+
+def distrust(records: Sequence[Record], audit: Audit) -> str:
+    """Why no verdict of this run can be trusted; "" where every check of its self-check passed.
+
+    A run that planned nothing judges nobody, so there is nothing to distrust.
+    """
+    planned = [check.id for record in records if isinstance(record, PlanRecord) for check in record.checks]
+    if not planned:
+        return ""
+    own = [check for check in planned if check.startswith(SELF_CHECK)]
+    why = next(_self_check_faults(own, audit), "") if own else "it was not planned"
+    return f"the self-check failed: {why}; no verdict of this run can be trusted" if why else ""
+
+
+def _self_check_faults(planned: Sequence[str], audit: Audit) -> Iterator[str]:
+    reported = {check.id: check for check in audit.sound}
+    for name in planned:
+        check = reported.get(name)
+        if check is None:
+            yield f"{name.rpartition('::')[2]} has not reported"
+        elif check.outcome is not Outcome.PASS:
+            yield f"{check.name}: {check.reason}"

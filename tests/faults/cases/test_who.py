@@ -1,0 +1,141 @@
+"""Who hung, who died, who vanished: real faults in the lab, and the names and sentences that come of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.cluster.contact import CONNECT_S
+from tests.faults.cases.controller import Answered, Controller, in_phase
+from tests.faults.rows.planting import RANK
+from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+
+NODES = ("n01", "n02", "n03", "n04")
+DEADLINE_S = 12.0
+SPARE_S = 2.0 + 3.0  # what a hang may cost beyond its deadline, and what this machine may be slower
+# A step that issues its work and completes it later, as NCCL does: its last round one rank never issues.
+ASYNCHRONOUS = """
+import threading
+from fixtures.ranks import steps
+
+def issued(ctx, *, absent, rounds):
+    ctx.progress.phase("issued")
+    for number in range(rounds):
+        if ctx.rank == absent and number == rounds - 1:
+            threading.Event().wait()
+        work = torch.distributed.all_reduce(torch.ones(1000), async_op=True)
+        work.wait()
+        ctx.progress.done(number + 1)
+    return {}
+
+steps.REGISTRY["probe.issued"] = issued
+"""
+
+
+def endless(collective: str) -> dict[str, object]:
+    return {"collective": collective, "dtype": "int32", "elements": [65536], "iterations": 1_000_000}
+
+
+def begun(lab: Lab, work: Controller, collective: str) -> None:
+    """All ranks are in the middle of it."""
+    assert work.run("nodes.present", {}).ok
+    work.begin("collectives.exact", endless(collective), deadline_s=DEADLINE_S)
+    in_phase(lab, "n04", "exact 65536")
+
+
+def goes_on(work: Controller) -> Answered:
+    """The next case finds a job."""
+    answer = work.run("nodes.present", {})
+    assert answer.ok, answer.text
+    return answer
+
+
+def test_a_stopped_rank_is_named_and_what_the_others_wait_in() -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        work = Controller(lab)
+        begun(lab, work, "all_reduce")
+        lab.stop("n02", RANK)
+        answer = work.answer()
+        assert goes_on(work).nodes == [*NODES]
+    assert (answer.sign, answer.named) == ("hang", [("hang", ["n02"], 1)])
+    assert answer.text.startswith(
+        "hang: rank 1 on n02 (cpu) did not arrive: stopped in collectives.exact, phase"
+    )
+    assert "(its process is stopped); the others wait in all_reduce, collectives.exact" in answer.text
+    assert answer.seconds < DEADLINE_S + SPARE_S
+    assert "fixtures/ranks/collectives/calls.py" in answer.detail
+    assert "gloo:all_reduce [[65536]] issued" in answer.detail
+    assert answer.jobs[-1][1] == answer.text
+
+
+def test_a_rank_that_never_issues_its_part_of_asynchronous_work() -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        for node in lab.nodes:
+            lab.patch_torch(node, ASYNCHRONOUS)
+        work = Controller(lab)
+        assert work.run("probe.issued", {"absent": -1, "rounds": 3}).ok
+        answer = work.run("probe.issued", {"absent": 2, "rounds": 5}, deadline_s=5.0)
+    assert (answer.sign, answer.named) == ("hang", [("hang", ["n03"], 2)])
+    assert (
+        "rank 2 on n03 (cpu) did not arrive: stopped in probe.issued, phase issued, 4 iterations"
+        in answer.text
+    )
+    assert "threading.py" in answer.text
+    assert "with 7 collectives issued where the others issued 8; the others wait in" in answer.text
+
+
+def test_the_first_to_die_is_named_though_its_news_come_last() -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        work = Controller(lab)
+        begun(lab, work, "all_reduce")
+        lab.stop("n03", "import json, os, shutil")  # its supervisor, which tells
+        lab.kill("n03", RANK)
+        in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
+        lab.kill("n02", RANK)
+        lab.cont("n03", "import json, os, shutil")
+        answer = work.answer()
+        goes_on(work)
+    assert (answer.sign, answer.named) == ("crash", [("crash", ["n03"], 2)])
+    # Of what it died can be told only if torchrun has not collected it while the supervisor was stopped.
+    assert answer.text.startswith(
+        (
+            "crash: rank 2 on n03 (cpu) died of signal 9 (SIGKILL) during ",
+            "crash: rank 2 on n03 (cpu) ended (its exit status could not be read) during ",
+        )
+    )
+    assert "during collectives.exact, phase exact 65536 elements" in answer.text
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", pytest.param("all_to_all", marks=pytest.mark.long)])
+def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(collective: str) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        work = Controller(lab)
+        begun(lab, work, collective)
+        lab.blackhole("n02", "n03")
+        answer = work.answer()
+        lab.heal("n02")
+        goes_on(work)
+    assert (answer.sign, answer.named) == ("hang", [("path", ["n02", "n03"], None)])
+    assert "n03 acknowledges nothing of what n02 sends it" in answer.text
+    assert answer.text.endswith("nothing passes between n02 and n03")
+    assert answer.seconds < DEADLINE_S + SPARE_S + CONNECT_S  # all ways are tried after it
+
+
+@pytest.mark.parametrize(
+    "when", [pytest.param("before the first job", marks=pytest.mark.long), "while a job starts"]
+)
+def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(when: str) -> None:
+    with Lab.up(nodes=4, rate="200mbit") as lab:
+        work = Controller(lab)
+        if when == "before the first job":
+            lab.vanish("n04")
+        work.begin("nodes.present", {}, NODES)
+        if when == "while a job starts":
+            in_phase(lab, "n04", "import")
+            lab.vanish("n04")
+        answer = work.answer()
+        assert goes_on(work).nodes == [*NODES[:3]]
+    assert answer.text.startswith("n04 is lost: ")
+    assert answer.named == [("lost", ["n04"], None)]
+    assert answer.seconds < 60

@@ -1,0 +1,124 @@
+"""Faults that a node's own tools tell of: lab nodes dressed as recorded ones.
+
+Ranks on nodes that look as if they had GPUs cannot start, because a lab has none: there the healthy nodes are
+unproven. With NICs alone they run on CPUs and are accepted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.faults.rows.row import Expect, Row, Scene, rejected, with_file
+from tests.faults.runs import Finished
+from tests.fixtures.node.inventory.h100_node import rails, write_node
+
+ISLAND = """
+[hardware]
+name = "lab-infiniband"
+about = "The lab, whose nodes look as if they had eight InfiniBand ports"
+extends = "lab-200mbit"
+auto = false
+
+[match]
+gpu = "none"
+fabric = "infiniband"
+
+[expect]
+nics_per_node = 8
+nic_gigabits_per_s = 400
+nic_state = "ACTIVE"
+"""
+OF_GPUS = ("root/proc/driver", "root/sys/module/nvidia", "root/sys/module/nvidia_peermem")
+
+
+def only(*subjects: str) -> Callable[[Scene, Finished], Iterator[str]]:
+    """Of the inventory these subjects fail on the nodes with the fault, and nothing else does anywhere."""
+
+    def complaints(scene: Scene, done: Finished) -> Iterator[str]:
+        found = done.inventory()
+        assert found, "no inventory was judged"
+        for (node, subject), check in found.items():
+            bad = node in scene.drawn and subject in subjects
+            if (check["outcome"] == "fail") != bad:
+                yield f"{subject} of {node} is {check['outcome']}: {check['reason']}"
+
+    return complaints
+
+
+def _dressed(scene: Scene, undress: Callable[[Path], object], faults: Mapping[str, Any]) -> None:
+    """Dress every node, those that were drawn with faults."""
+    for machine, node in enumerate(scene.lab.nodes, 1):
+        folder = scene.place / "dress" / node
+        write_node(folder, machine=machine, **(faults if node in scene.drawn else {}))
+        undress(folder)
+        scene.lab.dress(node, folder)
+
+
+def _without_gpus(folder: Path) -> None:
+    (folder / "bin/nvidia-smi").unlink()
+    for name in OF_GPUS:
+        shutil.rmtree(folder / name)
+    for device in (folder / "root/sys/bus/pci/devices").iterdir():
+        if (device / "vendor").read_text().strip() == "0x10de":
+            shutil.rmtree(device)
+
+
+def _railed(scene: Scene) -> None:
+    """Give every node eight NICs, each in its rail's subnet but for two of the nodes that were drawn."""
+    _dressed(scene, _without_gpus, {})
+    for machine, node in enumerate(scene.lab.nodes, 1):
+        scene.lab.rails(node, rails(machine, swapped=node in scene.drawn))
+
+
+def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
+    """A row on nodes with eight GPUs, of which no rank can start."""
+    kinds, stray = ("node", "device"), ("lost", "crash")
+    return Row(
+        *(name, catalogue, fault),
+        Expect((1,), ("rejected",), kinds, words=(words,), healthy=("unproven",), stray=stray),
+        lambda scene: _dressed(scene, lambda _: None, faults),
+        workload="nodes",
+        arguments=lambda _: (),
+    )
+
+
+def _nic(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
+    """A row on nodes with eight NICs and no GPU."""
+    return Row(
+        *(name, catalogue, fault),
+        rejected("node", "nic", "device", words=(words,)),
+        lambda scene: _dressed(scene, _without_gpus, faults),
+        workload="nodes",
+        arguments=with_file(ISLAND),
+    )
+
+
+HARDWARE = (
+    _nic("nic-missing", 3, "seven NICs of eight", "7 of its infiniband ports", missing_nic=6),
+    _nic("port-down", 3, "one port of eight is down", "DOWN", port_down=2),
+    _nic("port-slow", 1, "one port of eight at half its rate", "200", nics={3: {"rate": "200"}}),
+    _nic(
+        *("nic-firmware", 19, "one NIC with another firmware", "NIC firmware"),
+        nics={2: {"firmware": "28.36.1010"}},
+    ),
+    Row(
+        *("rails-swapped", 8, "two rails of one node are in each other's subnet"),
+        rejected("node", words=("mlx5_2 is in 10.0.3.0/24", "mlx5_3 is in 10.0.2.0/24")),
+        _railed,
+        workload="nodes",
+        arguments=with_file(ISLAND),
+        complaints=only("peers"),
+    ),
+    _gpu("gpu-missing", 11, "seven GPUs of eight", "number of GPUs is 7", missing_gpu=2),
+    _gpu("pcie-width", 11, "one GPU with 8 PCIe lanes", "PCIe width is 8", gpus={5: {"width": 8}}),
+    _gpu("driver-differs", 19, "another driver", "driver is 535.183.01", driver="535.183.01"),
+    _gpu("ecc-error", 14, "an uncorrected memory error", "uncorrected", gpus={3: {"uncorrected": 1}}),
+    _gpu(
+        *("fabric-manager", 10, "fabric manager has failed", "fabric manager is failed"),
+        fabric_manager="failed",
+    ),
+    _gpu("gpudirect-off", 4, "no GPUDirect module", "path from NICs to GPU memory", peermem=False),
+)

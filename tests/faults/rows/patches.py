@@ -1,0 +1,159 @@
+"""What a rank's PyTorch does wrong, as programs that `patch_torch` runs behind a node's `import torch`.
+
+They count only calls that carry data: what ranks agree on (times, counts) is left alone, so that steps go on.
+"""
+
+from __future__ import annotations
+
+_FLIP = "tensor.view(-1).view(torch.uint8)[4 * 17] ^= 1"
+# `before` may change what this rank adds to a sum, `after` what it finds.
+_ALL_REDUCE = """
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+calls, healthy = [], dist.all_reduce
+
+
+def before(tensor):
+    pass
+
+
+def after(tensor):
+    pass
+
+
+def all_reduce(tensor, *arguments, **named):
+    if tensor.numel() <= 100:
+        return healthy(tensor, *arguments, **named)
+    calls.append(None)
+    before(tensor)
+    work = healthy(tensor, *arguments, **named)
+    if work is None:
+        after(tensor)
+    return work
+
+
+dist.all_reduce = all_reduce
+"""
+OFTEN_WRONG = f"""{_ALL_REDUCE}
+def after(tensor):
+    if len(calls) % 10 == 0:
+        {_FLIP}
+"""
+RARELY_WRONG = f"""{_ALL_REDUCE}
+def after(tensor):
+    if len(calls) % 100 == 0:
+        {_FLIP}
+"""
+# What this rank adds is wrong, so that every rank has the same wrong sum.
+ADDS_WRONG = f"""{_ALL_REDUCE}
+def before(tensor):
+    if len(calls) % 10 == 0:
+        {_FLIP}
+"""
+CRASHES = f"""{_ALL_REDUCE}
+def before(tensor):
+    if len(calls) == 20:
+        print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
+        os.abort()
+"""
+EXITS_ONCE = f"""{_ALL_REDUCE}
+def before(tensor):
+    if len(calls) == 20 and not os.path.exists("/run/lab/exited"):
+        open("/run/lab/exited", "w").close()
+        os._exit(3)
+"""
+HANGS = f"""{_ALL_REDUCE}
+def before(tensor):
+    while len(calls) >= 20:
+        signal.pause()
+"""
+# What leaves for one other rank is wrong; the sender's own copy is right.
+SENDS_WRONG = f"""
+import torch
+import torch.distributed as dist
+
+healthy, kept = dist.isend, []
+
+
+def isend(tensor, *arguments, **named):
+    if tensor.numel() > 100:
+        tensor = tensor.detach().clone()
+        {_FLIP}
+        kept.append(tensor)
+        del kept[:-64]
+    return healthy(tensor, *arguments, **named)
+
+
+dist.isend = dist.distributed_c10d.isend = isend
+"""
+
+
+def _product(wrong_when: str, before: str = "") -> str:
+    """A product of which one bit is flipped when this holds."""
+    return f"""
+import torch
+import torch.distributed as dist
+
+calls, multiplied = [], torch.mm
+{before}
+
+def mm(*arguments, **named):
+    tensor = multiplied(*arguments, **named)
+    calls.append(None)
+    if {wrong_when}:
+        {_FLIP}
+    return tensor
+
+
+torch.mm = mm
+"""
+
+
+PRODUCT_SOMETIMES = _product("len(calls) % 10 == 0")
+# Every product of the size that is repeated.
+PRODUCT_ALWAYS = _product("tensor.shape == (96, 96) and tensor.dtype is torch.float32")
+# Products are wrong only while an all_reduce is under way.
+PRODUCT_AT_ONCE = _product(
+    "under_way and not under_way[-1].is_completed()",
+    """
+under_way, healthy = [], dist.all_reduce
+
+
+def all_reduce(*arguments, **named):
+    work = healthy(*arguments, **named)
+    if work is not None:
+        under_way.append(work)
+    return work
+
+
+dist.all_reduce = all_reduce
+""",
+)
+# Half the speed: everything is multiplied twice.
+PRODUCT_TWICE = """
+import torch
+
+healthy = torch.mm
+
+
+def mm(*arguments, **named):
+    healthy(*arguments, **named)
+    return healthy(*arguments, **named)
+
+
+torch.mm = mm
+"""
+NO_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+# The library lies on a server that does not answer.
+STALE = "import signal\nsignal.pause()"
+# A clock at a third of its speed makes everything look three times as fast.
+SLOW_CLOCK = """
+import time
+
+exact = time.perf_counter
+time.perf_counter = lambda: exact() / 3
+"""

@@ -1,0 +1,85 @@
+"""What rows have in common when they plant something while a run is at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fixtures.node.processes import wait_until
+from tests.faults.rows.row import During, Plant, Scene
+from tests.faults.runs import Running, left_on
+from tests.lab.files import HOSTS
+
+RANK = "-u -m fixtures.ranks.worker"
+AGENT = "torch.distributed.run"
+CHECKS = 5  # of collectives that have ended before a fault begins
+OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its ranks are at work
+START_S = 20.0
+
+
+def at_work(scene: Scene, running: Running) -> None:
+    """Wait until ranks have done some cases and are at the next; what must later be gone is there now."""
+    running.wait_for(lambda journal: journal.count('"type":"check","id":"suites/collectives') >= CHECKS)
+    there = wait_until(lambda: all(_has_ours(scene, node) for node in scene.lab.nodes), START_S, poll_s=0.1)
+    assert there, f"a run is at work, and some node does not have {OURS}"
+
+
+def _has_ours(scene: Scene, node: str) -> bool:
+    return {line.split()[0] for line in left_on(scene.lab, node)} >= OURS
+
+
+def later(do: Plant) -> During:
+    """Plant something while ranks are at work."""
+
+    def during(scene: Scene, running: Running) -> None:
+        at_work(scene, running)
+        do(scene)
+
+    return during
+
+
+def on(name: str, *arguments: object) -> Plant:
+    """Do one thing that a lab can do to every node that was drawn."""
+    return lambda scene: scene.each(lambda node: getattr(scene.lab, name)(node, *arguments))
+
+
+def everywhere(name: str, *arguments: object) -> Plant:
+    """Do it to every node of the lab."""
+    return lambda scene: [getattr(scene.lab, name)(node, *arguments) for node in scene.lab.nodes]
+
+
+def patched(source: str) -> Plant:
+    """Run a program behind `import torch` on the nodes that were drawn."""
+    return on("patch_torch", source)
+
+
+def ranks(verb: str, match: str = RANK) -> Plant:
+    """Stop or kill the ranks of the nodes that were drawn; it is an error when there are none."""
+
+    def plant(scene: Scene) -> None:
+        for node in scene.drawn:
+            assert getattr(scene.lab, verb)(node, match), f"no process with {match!r} on {node}"
+
+    return plant
+
+
+def on_node(argv: list[str]) -> Plant:
+    """Leave a program running on the node; it is there when it has said that it is ready."""
+
+    def plant(scene: Scene) -> None:
+        log = scene.place / "foreign.txt"
+        with log.open("w") as out:
+            scene.lab.popen_on(scene.node, argv, stdout=out)
+        there = wait_until(lambda: "ready" in log.read_text(), START_S, poll_s=0.05)
+        assert there, "the program did not start"
+
+    return plant
+
+
+def rewrite_hosts(change: Callable[[Scene, str], str]) -> Plant:
+    """Write something else into the hosts file that the user gives."""
+
+    def plant(scene: Scene) -> None:
+        file = scene.lab.directory / HOSTS
+        file.write_text(change(scene, file.read_text()))
+
+    return plant

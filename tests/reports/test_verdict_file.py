@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reports import verdict_file
+from reports.decision import decide
+from reports.record import Record
+from tests.reports import making
+from tests.reports.making import PAIR, check, green, green_checks, journal_of
+
+
+def test_the_verdict_file_says_everything_that_a_gate_needs(tmp_path: Path) -> None:
+    verdict_file.write(tmp_path / "verdict.json", making.rejected(), decide(making.rejected()))
+    data = json.loads((tmp_path / "verdict.json").read_text())
+    assert data["schema"] == 1
+    assert data["exit_status"] == 1
+    assert (data["workload"], data["hardware"], data["run"]["id"]) == ("dense", "h100", "r1")
+    assert [(node["node"], node["verdict"]) for node in data["nodes"]] == [
+        ("gpu01", "unproven"),
+        ("gpu02", "rejected"),
+    ]
+    assert data["nodes"][1]["checks"] == [PAIR]
+    assert data["nodes"][1]["reason"]
+    assert data["counts"]["nodes"] == {"accepted": 0, "rejected": 1, "unproven": 1}
+    assert data["counts"]["checks"] == {
+        "planned": 4,
+        "pass": 3,
+        "fail": 1,
+        "unchecked": 0,
+        "n/a": 0,
+        "not reported": 0,
+        "without a node": 0,
+    }
+    assert data["blame"][0]["kind"] == "wrong data"
+    assert data["blame"][0]["check"] == PAIR
+    assert data["waits"] == [{"for": "the start of job job-1", "nodes": ["gpu01", "gpu02"], "seconds": 4.5}]
+
+
+def test_the_verdict_file_lists_what_never_reported_and_what_cannot_be_believed() -> None:
+    records = journal_of(*green_checks())
+    records[-2] = check("stray")
+    data = json.loads(json.dumps(verdict_file.document(records, decide(records))))
+    assert data["not_reported"] == [{"check": PAIR, "nodes": ["gpu01", "gpu02"], "partly": False}]
+    assert data["faults"][0]["check"] == "stray"
+
+
+def test_outcomes_and_what_never_reported_make_up_the_plan() -> None:
+    for records, silent, partly in (
+        (green(), 0, 0),
+        ([one for one in green() if getattr(one, "id", "") != PAIR], 1, 0),
+        ([*green()[:-2], check(PAIR, ["gpu01"]), green()[-1]], 0, 1),
+    ):
+        counts = verdict_file.check_counts(decide(records))
+        assert (counts["not reported"], counts.pop("without a node")) == (silent, partly)
+        assert counts.pop("planned") == sum(counts.values())
+
+
+@pytest.mark.parametrize("records", [[], green()[:-1], green()[:1]], ids=["nothing", "no end", "head only"])
+def test_half_a_run_has_a_verdict_file_too(records: list[Record], tmp_path: Path) -> None:
+    verdict_file.write(tmp_path / "verdict.json", records, decide(records))
+    data = json.loads((tmp_path / "verdict.json").read_text())
+    assert data["exit_status"] == 2
+    assert data["run"]["cut_short"]
