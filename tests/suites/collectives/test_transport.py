@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from suites.collectives import transport
 
 PAYLOAD = 1_000_000
-INFINIBAND = (Path(__file__).parent / "data/nccl/2.2x_infiniband_cumem.log").read_text()
-VERBS = (Path(__file__).parent / "data/nccl/2.2x_verbs_without_ports.log").read_text()
+INFINIBAND = (Path(__file__).parents[2] / "fixtures/node/data/nccl/2.2x_infiniband_cumem.log").read_text()
+VERBS = (Path(__file__).parents[2] / "fixtures/node/data/nccl/2.2x_verbs_without_ports.log").read_text()
 
 
 def port(sysfs: Path, name: str, **files: object) -> None:
