@@ -91,7 +91,7 @@ class Running:
         output, _ = self.process.communicate(timeout=timeout_s)
         return Finished(self.process.returncode, output, self.report)
 
-    def wait_for_ranks(self, deadline_s: float = 90.0) -> None:
+    def wait_for_ranks(self, deadline_s: float = 240.0) -> None:
         """Until every node has ranks that take cases."""
         assert wait_until(self._ranks_are_up, deadline_s, poll_s=0.2), "no ranks came up"
 

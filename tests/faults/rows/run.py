@@ -16,7 +16,7 @@ from tests.faults.runs import Finished, Running, clean
 
 ENDS_S = 40.0  # after a signal
 FIRST_S = 300.0
-LOST_OF_TWO = replace(unproven("lost"), healthy=("unproven",))
+LOST_OF_TWO = replace(unproven("lost", "crash"), healthy=("unproven",))
 GAP = """
 [hardware]
 name = "lab-gap"
