@@ -14,6 +14,7 @@ import pytest
 from fixtures.ranks import steps, timing, worker
 from fixtures.ranks.collectives.calls import CALLS
 from fixtures.ranks.steps import Context
+from fixtures.wire.messages import Answer, Case, Raised, Told
 from fixtures.wire.progress import ProgressFile
 from suites.collectives import steps as collectives
 from suites.nodes import steps as nodes
@@ -130,9 +131,9 @@ def test_a_fault_that_is_left_on_costs_the_answer(monkeypatch: pytest.MonkeyPatc
         plant.run(context(), "collectives.exact", {}, FLIP)
 
 
-@pytest.mark.parametrize("where", ["parameters", "order"])
+@pytest.mark.parametrize("planted", [False, True])
 def test_an_order_for_another_step_plants_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     seen: list[bool] = []
@@ -142,13 +143,12 @@ def test_an_order_for_another_step_plants_nothing(
         return {}
 
     monkeypatch.setitem(steps.REGISTRY, "probe.honest", honest)
-    parameters = {"size": 1, **({"plant": FLIP} if where == "parameters" else {})}
-    order = {"case": 1, "step": "probe.honest", "parameters": parameters, "plant": FLIP}
-    order["world"] = {"id": "1/1", "ranks": [0], "hosts": ["a"], "local_ranks": [0]}
-    follow = ProgressFile(tmp_path / "progress")
-    reply = worker.answer(order, OneWorld(0), follow, lambda told: None, {})
-    assert reply["ok"] is (where == "order")
-    assert seen == ([True] if where == "order" else [])
+    parameters = {"size": 1, **({"plant": FLIP} if planted else {})}
+    order = Case("1", 1, "probe.honest", parameters, 20.0, 0.0, "1/1", (0,), ("a",), (0,))
+    told: list[Told] = []
+    worker.answer(order, OneWorld(0), ProgressFile(tmp_path / "progress"), told.append, {})
+    assert type(told[-1]) is (Raised if planted else Answer)
+    assert seen == ([] if planted else [True])
 
 
 def test_only_the_self_check_leads_to_faults() -> None:
