@@ -12,8 +12,6 @@
 # 2; a CI server that wants the status itself calls `make begin setup` and then `.venv/bin/pytest suites/ ...`.
 
 HOSTS  =
-USUAL  = not quiet and not long
-BESIDE = $(USUAL) and not alone
 ARGS   =
 PYTHON =
 
@@ -42,18 +40,10 @@ begin: ## leave a red report in the place of the last one
 	    case $$status in 0|4) exit $$status;; esac
 	done
 
-# The planted faults wait for links and deadlines most of the time, so they run beside the rest, which gives way to
-# them, as they measure bandwidth. What judges or times this machine itself comes last, alone. A shell lets what it
-# starts in the background ignore SIGINT, and one of the faults interrupts a run.
-test: lint .venv/.lab ## test the tester (Linux; the lab needs root)
-	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m '$(USUAL)' $(ARGS))
-	env --default-signal=INT $(BIN)/pytest tests/faults -m '$(BESIDE)' --durations=10 > .venv/faults.log 2>&1 & faults=$$!
-	status=0
-	nice -n 10 $(BIN)/pytest tests/ --ignore tests/faults -m '$(BESIDE)' --durations=10 || status=$$?
-	wait $$faults || status=$$?
-	cat .venv/faults.log
-	$(BIN)/pytest tests/ -m alone || status=$$?
-	exit $$status
+# Linters and types are tests too (tests/test_house.py).
+test: .venv/.lab ## test the tester (Linux; the lab needs root)
+	@$(if $(ARGS),exec $(BIN)/pytest tests/ -m 'not quiet and not long' $(ARGS))
+	exec $(BIN)/python -m tests.parts
 
 long: .venv/.lab ## tests that take minutes
 	@$(BIN)/pytest tests/ -m 'long and not quiet and not catalogue' $(ARGS)

@@ -1,0 +1,150 @@
+"""All tests of the tester: parts that run beside each other, what took longest, and a budget for the whole.
+
+python -m tests.parts
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.house.tree import ROOT
+
+USUAL = "not quiet and not long"
+BESIDE = f"{USUAL} and not alone"
+LOGS = ROOT / ".venv"
+# User and system time of all parts, with what they start: wall time tells of the machine's other users too.
+# It is twice what a quiet machine of two cores spends, so that one that is slower by half stays within it.
+BUDGET_CPU_S = 3000.0
+SLOWEST = 10
+_DURATION = re.compile(r"^ *([\d.]+)s (call|setup|teardown) +(\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pytest of its own: where it looks, and how far it gives way to the others."""
+
+    name: str
+    paths: tuple[str, ...]
+    niceness: int = 0
+    marks: str = BESIDE
+
+    def command(self) -> list[str]:
+        """What is run, in the root of the tree."""
+        durations = ("--durations", str(SLOWEST), "--durations-min", "1")
+        return [sys.executable, "-m", "pytest", *self.paths, "-m", self.marks, *durations]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a part: its status, what it printed, and its seconds on the clock and on all cores."""
+
+    part: Part
+    status: int
+    text: str
+    wall_s: float
+    cpu_s: float
+
+    def __str__(self) -> str:
+        closing = self.text.rstrip().rpartition("\n")[2].strip("= ")
+        return f"{self.part.name}: {closing} ({self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU)"
+
+
+WORLDS = ("tests/suites", "tests/teeth")
+# Planted faults wait for links and deadlines most of the time. They measure bandwidth, so the others, which
+# keep the cores busy, give way to them.
+BESIDES = (
+    Part("faults", ("tests/faults",)),
+    Part("worlds", WORLDS, 10),
+    Part("rest", ("tests", *(f"--ignore={path}" for path in ("tests/faults", *WORLDS))), 10),
+)
+
+
+def alone(root: Path = ROOT) -> Part:
+    """What judges or times this machine itself, so that it runs after the others; only its files are read."""
+    files = sorted(path for path in (root / "tests").rglob("test_*.py") if "mark.alone" in path.read_text())
+    return Part("alone", tuple(str(path.relative_to(root)) for path in files), marks="alone")
+
+
+def start(part: Part) -> subprocess.Popen[bytes]:
+    """Start a part, with its output in a file. What a shell starts in the background would ignore SIGINT."""
+
+    def ready() -> None:
+        os.nice(part.niceness)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with log_of(part).open("wb") as log:
+        return subprocess.Popen(
+            part.command(),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=ready,  # noqa: PLW1509 - one thread
+        )
+
+
+def log_of(part: Part) -> Path:
+    """Where a part writes; it stays there for whoever wants to know how far it is."""
+    return LOGS / f"{part.name}.log"
+
+
+def run(parts: Sequence[Part]) -> Iterator[Ended]:
+    """Run them beside each other; each as it ends."""
+    began = time.monotonic()
+    running = {os.pidfd_open(process.pid): (process, part) for part in parts for process in [start(part)]}
+    while running:
+        for ended in select.select(list(running), [], [])[0]:
+            process, part = running.pop(ended)
+            os.close(ended)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            text = log_of(part).read_text(encoding="utf-8", errors="replace")
+            wall_s, cpu_s = time.monotonic() - began, used.ru_utime + used.ru_stime
+            yield Ended(part, process.returncode, text, wall_s, cpu_s)
+
+
+def slowest(texts: Sequence[str]) -> list[str]:
+    """The tests that took longest in any part."""
+    found = [
+        (float(seconds), f"{what} {test}")
+        for text in texts
+        for seconds, what, test in _DURATION.findall(text)
+    ]
+    return [f"{seconds:7.1f} s {test}" for seconds, test in sorted(found, reverse=True)[:SLOWEST]]
+
+
+def report(ended: Sequence[Ended], budget_cpu_s: float = BUDGET_CPU_S) -> tuple[int, list[str]]:
+    """The status of the whole, and the lines that close it."""
+    used = sum(one.cpu_s for one in ended)
+    lines = ["the slowest:", *slowest([one.text for one in ended]), *map(str, ended)]
+    over = used > budget_cpu_s
+    if over:
+        lines.append(
+            f"over the budget: {used:.0f} s of CPU where {budget_cpu_s:.0f} are allowed (tests/parts.py)"
+        )
+    return int(over or any(one.status for one in ended)), lines
+
+
+def main() -> int:
+    """Run everything; 0 when all parts are green and within the budget."""
+    ended = []
+    for parts in (BESIDES, (alone(),)):
+        for one in run(parts):
+            print(one.text, flush=True)
+            ended.append(one)
+    status, lines = report(ended)
+    print("\n".join(lines))
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

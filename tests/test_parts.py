@@ -1,0 +1,99 @@
+"""The whole of the tests: its parts beside each other, what took longest, and the budget."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import parts
+from tests.parts import BESIDES, Ended, Part, alone, report, run
+
+CHECKS = """
+import os, signal
+
+def test_it_gives_way_and_can_be_interrupted():
+    assert os.nice(0) == NICENESS
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    sum(range(3_000_000))
+"""
+
+
+def ended(
+    name: str, status: int = 0, cpu_s: float = 1.0, text: str = "==== 2 passed in 3.00s ====\n"
+) -> Ended:
+    return Ended(Part(name, ()), status, text, 3.0, cpu_s)
+
+
+def test_parts_run_beside_each_other_and_each_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LOGS", tmp_path)
+    for name, wanted in (("green", os.nice(0) + 3), ("red", -1)):
+        (tmp_path / f"test_{name}.py").write_text(CHECKS.replace("NICENESS", str(wanted)))
+    both = [Part(name, (str(tmp_path / f"test_{name}.py"),), 3) for name in ("green", "red")]
+    found = {one.part.name: one for one in run(both)}
+    assert {name: one.status for name, one in found.items()} == {"green": 0, "red": 1}
+    assert "1 passed" in str(found["green"])
+    assert "1 failed" in str(found["red"])
+    assert all(0 < one.cpu_s < 60 for one in found.values())
+
+
+def test_every_test_is_in_one_part() -> None:
+    faults, worlds, rest = BESIDES
+    assert rest.paths == ("tests", *(f"--ignore={path}" for path in (*faults.paths, *worlds.paths)))
+    assert faults.niceness < worlds.niceness == rest.niceness  # they measure bandwidth
+
+
+def test_what_runs_alone_is_looked_for_in_its_files_only(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "deep").mkdir(parents=True)
+    (tmp_path / "tests" / "deep" / "test_a.py").write_text("@pytest.mark.alone\ndef test_a(): pass\n")
+    (tmp_path / "tests" / "test_b.py").write_text("def test_b(): pass\n")
+    assert alone(tmp_path).paths == ("tests/deep/test_a.py",)
+    assert "tests/bench/test_warm.py" in alone().paths
+    assert alone().marks == "alone"
+
+
+def test_the_slowest_of_all_parts_are_told() -> None:
+    texts = [
+        "=== slowest 10 durations ===\n 12.50s call     tests/a.py::test_a\n1.25s setup    tests/a.py::b\n",
+        "  3.00s teardown tests/c.py::test_c[x y]\n",
+    ]
+    assert parts.slowest(texts) == [
+        "   12.5 s call tests/a.py::test_a",
+        "    3.0 s teardown tests/c.py::test_c[x y]",
+        "    1.2 s setup tests/a.py::b",
+    ]
+
+
+def test_the_whole_is_green_when_all_parts_are_and_the_budget_holds() -> None:
+    status, lines = report([ended("a"), ended("b", cpu_s=2.0)], budget_cpu_s=3.0)
+    assert status == 0
+    assert lines[-2:] == ["a: 2 passed in 3.00s (3 s, 1 s of CPU)", "b: 2 passed in 3.00s (3 s, 2 s of CPU)"]
+
+
+@pytest.mark.parametrize("red", ["a", "b"])
+def test_any_red_part_turns_the_whole_red(red: str) -> None:
+    assert report([ended(name, status=2 * (name == red)) for name in "ab"])[0] == 1
+
+
+def test_over_the_budget_is_red_and_says_by_how_much() -> None:
+    status, lines = report([ended("a"), ended("b", cpu_s=2.5)], budget_cpu_s=3.0)
+    assert status == 1
+    assert lines[-1] == "over the budget: 4 s of CPU where 3 are allowed (tests/parts.py)"
+
+
+def test_main_runs_what_is_alone_after_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[list[str]] = []
+
+    def running(some: list[Part]) -> list[Ended]:
+        order.append([one.name for one in some])
+        return [ended(one.name, status=int(one.name == "worlds")) for one in some]
+
+    monkeypatch.setattr(parts, "run", running)
+    assert parts.main() == 1
+    assert order == [["faults", "worlds", "rest"], ["alone"]]
+    assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"
