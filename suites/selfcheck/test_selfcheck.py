@@ -6,8 +6,8 @@ workload and cannot be deselected. The hang is the last: it ends the job of the 
 
 from __future__ import annotations
 
-from fixtures.blame.selfcheck.limits import UNREACHABLE
 from fixtures.blame.selfcheck.selfcheck import DATA, DEVICE, LINK, RANKS, Control
+from fixtures.blame.selfcheck.site import UNREACHABLE
 from fixtures.check.plan import APART, Case, over
 from reports.record import BlameKind
 

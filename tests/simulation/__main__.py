@@ -1,4 +1,4 @@
-"""Print how often localisation errs: `python -m tests.simulation [NODES ...]`, or `--flaps SEARCHES`."""
+"""Print in Markdown how often searches err: `python -m tests.simulation [NODES ...]`, or `--flaps COUNT`."""
 
 from __future__ import annotations
 

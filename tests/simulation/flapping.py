@@ -1,4 +1,4 @@
-"""Searches for one NIC that is away now and then, by the thousand: named, undecided, or another named."""
+"""Searches for one NIC that is away every few seconds, by the hundred: named, undecided, or another named."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from fixtures.blame.search.search import search
 from tests.simulation.world import Flap, World, named
 
 COUNTS = (4, 8, 16)
-AWAY = (
-    Flap(0.3, 2.3),
-    Flap(0.3, 3.3),
-    Flap(0.3, 5.0),
-    Flap(1.0, 10.0),
-)  # trials of a pair with it in which one way of the two is bad; 0.73 was measured
+AWAY = (Flap(0.3, 2.3), Flap(0.3, 3.3), Flap(0.3, 5.0), Flap(1.0, 10.0))
 NOISES = (0.0, 0.01)
 HEAD = (
     "| nodes | away | false alarms | searches | named | undecided | a path | the fabric | another | rounds |"

@@ -92,7 +92,7 @@ def test_the_command_prints_the_table() -> None:
 def test_the_table_of_flapping_nics_counts_every_search_once() -> None:
     head, rule, *rows = lines(2)
     assert head.count("|") == rule.count("|")
-    assert len(rows) == 12
+    assert len(rows) == 24
     for row in rows:
         searches, *counts = (int(cell) for cell in row.split(" | ")[3:9])
         assert sum(counts) == searches == 2

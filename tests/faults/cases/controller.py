@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fixtures.blame.links.rounds import Links
+from fixtures.blame.links.probe import Links
 from fixtures.blame.search.model import Reading, Trial, Way
 from fixtures.blame.search.rounds import circle
 from fixtures.blame.search.search import Rules, search
-from fixtures.blame.testers import LinksOnly
+from fixtures.blame.searches import LinksOnly
 from fixtures.check.plan import NETWORK, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.cluster import Cluster

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fixtures.blame.links.alone import EVEN, speeds
-from fixtures.blame.links.rounds import REPEATS
+from fixtures.blame.links.probe import REPEATS
 from fixtures.cluster.measurement import Measurement, RankReport, World
 from fixtures.ranks.steps import Context
 from reports.record import Outcome
