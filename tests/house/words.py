@@ -11,7 +11,7 @@ from tests.house.tree import IGNORED, files
 TOP = {
     *(".ci", ".gitignore", "Makefile", "constraints.txt", "pyproject.toml", "conftest.py"),
     *("LICENSE", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("suites", "fixtures", "thresholds", "reports", "tests"),
+    *("docs", "suites", "fixtures", "thresholds", "reports", "tests"),
 }
 # Written so that this file does not say what it looks for.
 PRIVATE = {
