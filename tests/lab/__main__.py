@@ -19,7 +19,7 @@ from tests.lab.faults.limit_faults import LimitFaults
 from tests.lab.faults.link_faults import LinkFaults
 from tests.lab.faults.login_faults import LoginFaults
 from tests.lab.faults.node_faults import NodeFaults
-from tests.lab.files import PLAN
+from tests.lab.parts.files import PLAN
 
 Fault = Callable[..., Any]
 

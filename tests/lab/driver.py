@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.lab import control, network
-from tests.lab.files import PLAN, remove_directory, write_lab
+from tests.lab import control
 from tests.lab.node import Node
+from tests.lab.parts import network
+from tests.lab.parts.files import PLAN, remove_directory, write_lab
 from tests.lab.plan import Plan
 from tests.lab.processes import end_members, namespace
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.lab import control
-from tests.lab.files import HOSTS, KNOWN_HOSTS, PLAN, SSH_CONFIG, node_files
+from tests.lab.parts.files import HOSTS, KNOWN_HOSTS, PLAN, SSH_CONFIG, node_files
+from tests.lab.parts.sshd import DEFAULT_PATH
 from tests.lab.plan import Plan
 from tests.lab.processes import Process, describe, end_group, members, namespace
-from tests.lab.sshd import DEFAULT_PATH
 
 Stream = int | IO[Any] | None
 _NODE_ENV = {"PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8"}

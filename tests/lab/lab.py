@@ -15,8 +15,8 @@ from tests.lab.faults.fabric_faults import FabricFaults
 from tests.lab.faults.hardware_faults import HardwareFaults
 from tests.lab.faults.limit_faults import LimitFaults, remove_groups
 from tests.lab.faults.node_faults import NodeFaults
-from tests.lab.files import PLAN, make_directory, remove_directory
 from tests.lab.handle import LabError
+from tests.lab.parts.files import PLAN, make_directory, remove_directory
 from tests.lab.plan import Plan
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.lab.files import node_files, write_boot
-from tests.lab.network import shaper
+from tests.lab.parts.files import node_files, write_boot
+from tests.lab.parts.network import shaper
 from tests.lab.plan import Plan
 from tests.lab.processes import catches
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.sshd import PROGRAM
+from tests.lab.parts.sshd import PROGRAM
 
 _PROGRAMS = ("ip", "tc", "bridge", "unshare", "nsenter", "setpriv", "mount", "ssh")
 # What every lab does first, on a device that vanishes with the command.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.files import node_files, write_lab
+from tests.lab.parts.files import node_files, write_lab
 from tests.lab.plan import Plan, bits_per_s, burst_bytes
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.memory_patches import kept_whole
+from tests.teeth.patches.memory import kept_whole
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 CAUSAL = {**SIZES, "causal": True}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tests.suites.expert.deep_ep_stub import Buffer
 from tests.teeth.bug import Bug
-from tests.teeth.expert_patches import (
+from tests.teeth.patches.expert import (
     after,
     backwards,
     both_twice,

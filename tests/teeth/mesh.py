@@ -6,9 +6,9 @@ from suites.context.ring_attention import GRADIENTS, KEYS
 from suites.mesh.test_mesh import STEPS
 from tests.teeth.bug import Bug, Patch
 from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, unmasked
-from tests.teeth.flips import transient
 from tests.teeth.mesh_moe import MIXTURE
-from tests.teeth.mesh_patches import (
+from tests.teeth.patches.flips import transient
+from tests.teeth.patches.mesh import (
     backwards,
     elsewhere,
     every_time,
@@ -23,7 +23,7 @@ from tests.teeth.mesh_patches import (
     turned,
     unscaled,
 )
-from tests.teeth.zero_patches import flipped_always, of, rotated, summed
+from tests.teeth.patches.zero import flipped_always, of, rotated, summed
 
 _LESS = {"layers": 1, "rows": 1}
 _PARAMETERS = {case.step: {**case.parameters, **_LESS} for case in STEPS}

@@ -14,8 +14,8 @@ from suites.mesh import placement
 from suites.mesh.moe import training
 from suites.mesh.test_mesh import EXPERTS
 from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.flips import flip, transient
-from tests.teeth.zero_patches import dropped
+from tests.teeth.patches.flips import flip, transient
+from tests.teeth.patches.zero import dropped
 
 Call = Callable[..., Any]
 Maker = Callable[[Call], Call]

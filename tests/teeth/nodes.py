@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from suites.nodes import test_compute, test_memory, test_repeatability
 from tests.teeth.bug import Bug, Maker, Patch, replaced
-from tests.teeth.flips import flip, transient
+from tests.teeth.patches.flips import flip, transient
 
 Call = Callable[..., Any]
 _CASES = [

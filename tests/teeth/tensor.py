@@ -11,8 +11,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, style
 
 from suites.tensor.test_tensor import BLOCK, HEADS, LAYER
 from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.memory_patches import inputs_copied, kept_whole, weights_kept_whole
-from tests.teeth.tensor_patches import (
+from tests.teeth.patches.memory import inputs_copied, kept_whole, weights_kept_whole
+from tests.teeth.patches.tensor import (
     GATHER,
     SCATTER,
     Tensor,

@@ -8,16 +8,8 @@ import torch
 
 from suites.zero.test_zero import DEEPSPEED, OVERLAP, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, replaced
-from tests.teeth.flips import transient
-from tests.teeth.zero_memory import (
-    narrow_model,
-    no_masters,
-    reduced_late,
-    shares_of_whole,
-    state_for_all,
-    unfreed_after,
-)
-from tests.teeth.zero_patches import (
+from tests.teeth.patches.flips import transient
+from tests.teeth.patches.zero import (
     bf16_hook,
     checkpointed,
     ddp,
@@ -45,6 +37,14 @@ from tests.teeth.zero_patches import (
     summed,
     transient_in_bucket,
     twice,
+)
+from tests.teeth.zero_memory import (
+    narrow_model,
+    no_masters,
+    reduced_late,
+    shares_of_whole,
+    state_for_all,
+    unfreed_after,
 )
 
 _PARAMETERS = {case.step: case.parameters for case in [*STEPS, *OVERLAP]}

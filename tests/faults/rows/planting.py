@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fixtures.node.processes import wait_until
 from tests.faults.rows.row import During, Plant, Scene
 from tests.faults.runs import Running, left_on
-from tests.lab.files import HOSTS
+from tests.lab.parts.files import HOSTS
 
 RANK = "-u -m fixtures.ranks.worker"
 AGENT = "torch.distributed.run"

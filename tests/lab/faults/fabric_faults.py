@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tests.lab.faults.link_faults import LinkFaults
-from tests.lab.network import shaper
+from tests.lab.parts.network import shaper
 from tests.lab.plan import BRIDGE
 
 _LOOSE = "loose"  # the file that says that a cable is

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.lab.faults.login_faults import LoginFaults
-from tests.lab.sshd import DEFAULT_PATH, IN_NODE
+from tests.lab.parts.sshd import DEFAULT_PATH, IN_NODE
 
 _DRESS = f"{IN_NODE}/dress"
 # Directories of the kernel in which a recorded tree may have entries. Nothing can be made in them, so each is

@@ -6,8 +6,8 @@ import resource
 from pathlib import Path
 from typing import Literal
 
-from tests.lab.groups import GROUPS, Group
 from tests.lab.handle import Handle
+from tests.lab.parts.groups import GROUPS, Group
 
 _PERIOD_US = 10_000  # long periods leave the median of short iterations as it was
 _UNLIMITED = -1

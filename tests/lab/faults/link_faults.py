@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tests.lab.handle import Handle, LabError
-from tests.lab.network import shaper
+from tests.lab.parts.network import shaper
 from tests.lab.plan import bits_per_s, burst_bytes
 
 Direction = Literal["both", "tx", "rx"]

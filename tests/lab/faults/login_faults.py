@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from tests.lab.handle import Handle
-from tests.lab.keys import write_key
-from tests.lab.sshd import DEFAULT_PATH, IN_NODE, PROGRAM, SshdState
+from tests.lab.parts.keys import write_key
+from tests.lab.parts.sshd import DEFAULT_PATH, IN_NODE, PROGRAM, SshdState
 
 # Python imports sitecustomize from PYTHONPATH at start. Torch is not loaded then, and must not be for
 # programs that do without it, so the patch waits for the import of torch to be complete.

@@ -8,10 +8,10 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.lab.files import etc_hosts
 from tests.lab.handle import Handle, LabError
+from tests.lab.parts.files import etc_hosts
+from tests.lab.parts.sshd import IN_NODE
 from tests.lab.processes import deliver
-from tests.lab.sshd import IN_NODE
 
 _TAKE_PORT = """
 import os, signal, socket, sys

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.lab.groups import GROUPS, Group
+from tests.lab.parts.groups import GROUPS, Group
 from tests.lab.probe import background, login
 
 WORK = """

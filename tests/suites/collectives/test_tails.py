@@ -18,8 +18,8 @@ from fixtures.ranks.study.calibrated import calibrated_work
 from reports.record import Judgement, Outcome
 from suites.collectives import steps, test_collectives
 from tests.fixtures.check.judges.test_judging import target
-from tests.fixtures.cluster.scenario import HARDWARE
 from tests.fixtures.ranks.gloo_world import run_world
+from tests.fixtures.scenario import HARDWARE
 from thresholds.loading.load import read
 from thresholds.metrics import latency
 

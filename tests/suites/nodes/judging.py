@@ -10,7 +10,7 @@ from fixtures.check.judges import device_data, devices, repeatability
 from fixtures.check.plan import NODE, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.measurement import Measurement
-from tests.fixtures.cluster.scenario import HARDWARE
+from tests.fixtures.scenario import HARDWARE
 from thresholds.hardware import Hardware
 from thresholds.loading.load import load
 

@@ -17,7 +17,7 @@ from suites.nodes import steps
 from suites.nodes.compute import links, pcie
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.teeth.bug import replaced
-from tests.teeth.flips import flip
+from tests.teeth.patches.flips import flip
 
 WORDS = 1 << 12
 CPUS = [torch.device("cpu")] * 3

@@ -17,7 +17,7 @@ from reports.record import Outcome
 from suites.nodes import steps
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
-from tests.teeth.flips import flip
+from tests.teeth.patches.flips import flip
 
 
 def probe(ctx: Context) -> Any:

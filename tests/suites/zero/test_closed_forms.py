@@ -16,7 +16,7 @@ from suites.zero.test_zero import STEPS
 from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
 from tests.suites.parallel import load
-from tests.teeth.zero_patches import bare
+from tests.teeth.patches.zero import bare
 
 
 def hooked(original: Callable[..., None]) -> Callable[..., None]:

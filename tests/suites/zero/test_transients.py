@@ -22,8 +22,8 @@ from suites.zero.training import Task, Trained
 from suites.zero.wrapped import FullySharded, ShardedOptimizer, on_mesh
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth.bug import replaced
-from tests.teeth.flips import OUTPUTS, flipped_in_call
-from tests.teeth.zero_patches import hooked, mean_hook
+from tests.teeth.patches.flips import OUTPUTS, flipped_in_call
+from tests.teeth.patches.zero import hooked, mean_hook
 
 SIZE = 2
 Make = Callable[[Task], Trained[Any]]

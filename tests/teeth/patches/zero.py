@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 
 from suites.zero import policies, wrapped
 from tests.teeth.bug import Patch, replaced
-from tests.teeth.flips import transient
+from tests.teeth.patches.flips import transient
 
 Call = Callable[..., Any]
 

@@ -9,10 +9,10 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from tests.lab.groups import GROUPS
-from tests.lab.keys import write_key
+from tests.lab.parts.groups import GROUPS
+from tests.lab.parts.keys import write_key
+from tests.lab.parts.sshd import IN_NODE, SshdState
 from tests.lab.plan import CONTROLLER_ADDRESS, NETWORK, Plan
-from tests.lab.sshd import IN_NODE, SshdState
 
 PLAN = "plan.json"  # what the lab was asked to be
 HOSTS = "hosts"

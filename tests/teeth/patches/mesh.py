@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from suites.mesh import dense
 from tests.teeth.bug import Patch, replaced
-from tests.teeth.flips import flip
+from tests.teeth.patches.flips import flip
 
 Call = Callable[..., Any]
 
