@@ -149,6 +149,13 @@ def test_an_exception_that_nobody_needs_is_found(plant: Plant) -> None:
 def test_rooms_are_small() -> None:
     holds(shape.long_files(ROOT))
     holds(shape.long_functions(ROOT))
+    holds(shape.crowded_folders(ROOT))
+
+
+def test_a_crowded_folder_is_found(plant: Plant) -> None:
+    many = {f"reports/page/part{number}.py": "" for number in range(17)}
+    root = plant({**many, "reports/page/__init__.py": "", "reports/render.py": ""})
+    assert report(shape.crowded_folders(root)) == "reports/page: 17 modules, at most 16"
 
 
 def test_a_large_room_is_found(plant: Plant) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fixtures.wire.collectives import COLLECTIVES
-from thresholds.busbw import busbw, busbw_factor
 from thresholds.hardware import LineRate
+from thresholds.metrics import busbw, busbw_factor
 from thresholds.units import ALGORITHMS
 
 # The busiest rank of an uneven exchange sends at least half of what even splits would make it send over each

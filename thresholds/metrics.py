@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from thresholds.busbw import busbw
+from fixtures.wire.collectives import BARRIER, COLLECTIVES
 from thresholds.units import is_finite
 
 SLOW = 0.8  # an iteration is slow when it ran at less than this share of the median's speed
@@ -77,3 +77,40 @@ def _p99(seconds: Sequence[float]) -> float:
 def _check(seconds: object, where: str) -> None:
     if not is_finite(seconds) or seconds <= 0:
         raise SampleError(f"{where}: {seconds!r} is no time")
+
+
+def busbw_factor(collective: str, ranks: int) -> float:
+    """busbw / algbw of a collective over n ranks, where algbw is size / time; see its row."""
+    if collective not in COLLECTIVES:
+        reason = "moves no data" if collective == BARRIER else "is no collective that is known here"
+        raise ValueError(f"{collective} {reason}: it has no bus bandwidth")
+    if ranks < 2:
+        raise ValueError(f"{collective} over {ranks} rank moves no data: it has no bus bandwidth")
+    return COLLECTIVES[collective].busbw_factor(ranks)
+
+
+def algbw(size_bytes: int, seconds: float) -> float:
+    """Size over time, GB/s."""
+    return size_bytes / seconds / 1e9
+
+
+def busbw(collective: str, ranks: int, size_bytes: int, seconds: float) -> float:
+    """algbw times the collective's factor, GB/s."""
+    return algbw(size_bytes, seconds) * busbw_factor(collective, ranks)
+
+
+# What a ceiling on slow iterations sees of a fault that comes and goes: the binomial distribution. Of n
+# iterations each is slow with probability p. A ceiling c on their share fails a case when more than c n are
+# slow, which happens to a link that is slow in a tenth of its iterations with a probability that grows with
+# n, and to a healthy one, where a daemon wakes up now and then, with one that falls.
+
+
+def fails(samples: int, ceiling: float, rate: float) -> float:
+    """The probability that more than the share `ceiling` of so many iterations are slow."""
+    return at_least(math.floor(ceiling * samples + 1e-9) + 1, samples, rate)
+
+
+def at_least(count: int, samples: int, rate: float) -> float:
+    """The probability that `count` or more of so many are slow: the upper tail of the binomial."""
+    below = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(count))
+    return max(0.0, 1.0 - below)

@@ -25,7 +25,7 @@ from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.exact.expected import Moved, Run, moved
 from fixtures.ranks.exact.payload import poison
 from fixtures.ranks.steps import Context
-from fixtures.wire.link_words import ROUND_TRIPS, TOWARDS
+from fixtures.wire.progress import ROUND_TRIPS, TOWARDS
 
 _FORM = format_of("int64")
 _EARLIER = 8  # messages that wrong data are compared with

@@ -21,7 +21,7 @@ def test_who_loses_power_costs_nobody_the_verdict_beside_a_slow_link(tmp_path: P
     with Lab.up(nodes=6, rate="200mbit") as lab:
         lab.shape("n02", "180mbit")
         running = Running(lab, tmp_path, *COLLECTIVES)
-        running.wait_for(lambda journal: journal.count(LAST_ALONE) == len(lab.nodes), 300)
+        running.wait_for(lambda journal: journal.count(LAST_ALONE) == len(lab.nodes), 600)
         for node, phase in (("n03", "timed 1048576"), ("n05", "import")):
             in_phase(lab, node, phase)
             lab.power_off(node)

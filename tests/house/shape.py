@@ -1,8 +1,9 @@
-"""Small rooms: how long files and functions may be."""
+"""How long files and functions may be, and how many modules a folder may hold."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -11,6 +12,7 @@ from tests.house.tree import files, parsed, sources
 
 FILE_LINES = 400
 FUNCTION_LINES = 40
+FOLDER_MODULES = 16
 MEDIAN_LINES = 12
 SOURCES = (".py", ".sh", ".css", ".j2", "")  # data and documents may be as long as they are
 
@@ -23,6 +25,14 @@ def long_files(root: Path) -> Iterator[str]:
         count = len((root / path).read_text(encoding="utf-8").splitlines())
         if count > FILE_LINES:
             yield f"{path}: {count} lines, at most {FILE_LINES}"
+
+
+def crowded_folders(root: Path) -> Iterator[str]:
+    """Every folder with more modules than a reader can look over."""
+    modules = Counter(path.parent for path in sources(root) if path.name != "__init__.py")
+    for folder, count in sorted(modules.items()):
+        if count > FOLDER_MODULES:
+            yield f"{folder}: {count} modules, at most {FOLDER_MODULES}"
 
 
 def long_functions(root: Path) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thresholds.busbw import busbw, busbw_factor
+from thresholds.metrics import busbw, busbw_factor
 from thresholds.units import DATA_COLLECTIVES
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.thresholds.files import GOOD, changed, faults, loaded
 from thresholds.loading.extends import shipped
 from thresholds.loading.load import load
-from thresholds.metrics import bandwidth, slow_fraction
-from thresholds.tails import at_least, fails
+from thresholds.metrics import at_least, bandwidth, fails, slow_fraction
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
 SWEEP = 'latency = ["16KiB"]\n'

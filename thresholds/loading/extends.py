@@ -11,8 +11,7 @@ from pathlib import Path
 
 import tomllib
 
-from thresholds.loading.faults import Fault
-from thresholds.loading.lines import Lines
+from thresholds.loading.faults import Fault, Lines
 from thresholds.loading.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
 
 LARGEST_BYTES = 1 << 20

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import calibrated_work
-from fixtures.wire.link_words import ROUND_TRIPS, TOWARDS
+from fixtures.wire.progress import ROUND_TRIPS, TOWARDS
 from suites.collectives import link_probe, steps
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
-from thresholds.loading.lines import Lines
+from thresholds.loading.faults import Lines
 
 TEXT = '''# a comment with [brackets] and "quotes
 top = 1
