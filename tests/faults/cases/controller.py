@@ -192,6 +192,14 @@ def in_phase(lab: Lab, node: str, phase: str, deadline_s: float = 90.0) -> None:
     assert there, f"{phase} on {node}? {lab.on(node, argv)}"
 
 
+def starting(lab: Lab, node: str, deadline_s: float = 90.0) -> None:
+    """Wait until a node has been told to start its ranks, which takes them seconds."""
+    program = 'import glob; print(*glob.glob("/tmp/shakedown-*/job-*"))'
+    argv = [sys.executable, "-S", "-c", program]
+    there = wait_until(lambda: "job-" in lab.on(node, argv).stdout, deadline_s, poll_s=0.05)
+    assert there, f"no job on {node}: {lab.on(node, argv)}"
+
+
 # the controller
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fixtures.cluster.contact import CONNECT_S
-from tests.faults.cases.controller import Answered, Controller, in_phase
+from tests.faults.cases.controller import Answered, Controller, in_phase, starting
 from tests.faults.rows.planting import RANK
 from tests.lab import Lab
 
@@ -132,7 +132,7 @@ def test_a_node_that_vanishes_costs_its_silence_and_the_others_go_on(when: str) 
             lab.vanish("n04")
         work.begin("nodes.present", {}, NODES)
         if when == "while a job starts":
-            in_phase(lab, "n04", "import")
+            starting(lab, "n04")
             lab.vanish("n04")
         answer = work.answer()
         assert goes_on(work).nodes == [*NODES[:3]]
