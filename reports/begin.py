@@ -119,8 +119,14 @@ def report_dir(here: Path, text: str | None, root: Path) -> Path:
 
 
 def junit_path(text: str | None) -> Path | None:
-    """Give the path of --junitxml as pytest understands it, None when it was not asked for."""
-    return Path(os.path.abspath(os.path.expanduser(os.path.expandvars(text)))) if text else None
+    """Give the path of --junitxml as pytest understands it, None when it was not asked for.
+
+    None for a device or a pipe too: it holds nothing of last night, and /dev/null must stay what it is.
+    """
+    if not text:
+        return None
+    path = Path(os.path.abspath(os.path.expanduser(os.path.expandvars(text))))
+    return None if path.exists() and not path.is_file() else path
 
 
 def given(words: Sequence[str], *names: str) -> str:

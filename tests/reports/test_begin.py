@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reports import render
-from reports.begin import begin
+from reports.begin import begin, junit_path
 from reports.hold import Hold
 from tests.house.tree import ROOT
 from tests.reports import making
@@ -162,3 +162,10 @@ def test_no_place_at_all_is_said(tmp_path: Path) -> None:
     done = command("--report-dir", str(tmp_path / "file"))
     assert done.returncode == 4
     assert f"--report-dir {tmp_path}/file: " in done.stderr
+
+
+def test_a_pipe_or_a_device_is_no_report_of_last_night_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert (junit_path(str(pipe)), junit_path("/dev/null")) == (None, None)
+    assert junit_path(str(tmp_path / "junit.xml")) == tmp_path / "junit.xml"
