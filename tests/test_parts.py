@@ -14,7 +14,7 @@ CHECKS = """
 import os, signal
 
 def test_it_gives_way_and_can_be_interrupted():
-    assert os.nice(0) == NICENESS
+    assert os.sched_getscheduler(0) == POLICY
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     sum(range(3_000_000))
 """
@@ -30,9 +30,9 @@ def test_parts_run_beside_each_other_and_each_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LOGS", tmp_path)
-    for name, wanted in (("green", os.nice(0) + 3), ("red", -1)):
-        (tmp_path / f"test_{name}.py").write_text(CHECKS.replace("NICENESS", str(wanted)))
-    both = [Part(name, (str(tmp_path / f"test_{name}.py"),), 3) for name in ("green", "red")]
+    for name, wanted in (("green", os.SCHED_IDLE), ("red", -1)):
+        (tmp_path / f"test_{name}.py").write_text(CHECKS.replace("POLICY", str(wanted)))
+    both = [Part(name, (str(tmp_path / f"test_{name}.py"),), yields=True) for name in ("green", "red")]
     found = {one.part.name: one for one in run(both)}
     assert {name: one.status for name, one in found.items()} == {"green": 0, "red": 1}
     assert "1 passed" in str(found["green"])
@@ -43,7 +43,7 @@ def test_parts_run_beside_each_other_and_each_is_told(
 def test_every_test_is_in_one_part() -> None:
     faults, worlds, rest = BESIDES
     assert rest.paths == ("tests", *(f"--ignore={path}" for path in (*faults.paths, *worlds.paths)))
-    assert faults.niceness < worlds.niceness == rest.niceness  # they measure bandwidth
+    assert (faults.yields, worlds.yields, rest.yields) == (False, True, True)  # faults measure bandwidth
 
 
 def test_what_runs_alone_is_looked_for_in_its_files_only(tmp_path: Path) -> None:
