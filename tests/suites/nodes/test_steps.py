@@ -28,6 +28,7 @@ CASES = [(case.step, case.parameters) for case in COMPUTE]
 PRODUCTS = [("nodes.matmul", {"dtype": dtype}) for dtype in ("fp32", "bf16", "fp16")]
 
 
+@pytest.mark.alone  # their floors are those of a core that nobody else uses
 @pytest.mark.parametrize("size", [1, 2])
 def test_healthy_devices_are_green(size: int) -> None:
     cases = [case for case in [*CASES, *PRODUCTS] if size > 1 or case[0] != "nodes.overlap"]
