@@ -19,7 +19,7 @@ from torch.nn import functional
 from fixtures.ranks.groups import divided_into, lasting
 from fixtures.ranks.study.models import RMSNorm, attend, causal, rotary
 from suites.tensor.layers import columns, rows
-from suites.tensor.regions import Group, copied, gathered_linear, reduced, scattered
+from suites.tensor.regions import Group, copy_to, gathered_linear, reduce_from, reduce_scatter_to_sequence
 
 Tensor = torch.Tensor
 Cut = Callable[[Tensor], Tensor]
@@ -47,12 +47,12 @@ class Whole:
 
     def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Forward nothing, backward one all_reduce for all the layers together."""
-        shared = copied(x, self.group)
+        shared = copy_to(x, self.group)
         return tuple(functional.linear(shared, weight) for weight in weights)
 
     def add(self, summand: Tensor) -> Tensor:
         """Forward all_reduce, backward nothing."""
-        return reduced(summand, self.group)
+        return reduce_from(summand, self.group)
 
     def alone(self, weight: Tensor) -> Tensor:
         """Nothing: every rank sees the same activations and finds the whole gradient."""
@@ -71,11 +71,11 @@ class Split:
 
     def add(self, summand: Tensor) -> Tensor:
         """Forward reduce_scatter, backward all_gather."""
-        return scattered(summand, SEQUENCE, self.group)
+        return reduce_scatter_to_sequence(summand, SEQUENCE, self.group)
 
     def alone(self, weight: Tensor) -> Tensor:
         """Backward all_reduce: a rank's gradient is that of its part of the sequence."""
-        return copied(weight, self.group)
+        return copy_to(weight, self.group)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class KvHeads:
 
     def weight(self, part: Tensor) -> Tensor:
         """A shared head's weight: backward all_reduce of its gradient among those who share it."""
-        return part if self.group is None else copied(part, self.group)
+        return part if self.group is None else copy_to(part, self.group)
 
 
 def sharing(heads: int, kv_heads: int, ranks: int) -> int:

@@ -1,15 +1,14 @@
-"""The same layers as torch ships them: plans for `parallelize_module`, and how one of its models is run."""
+"""The same layers as torch ships them: plans for `parallelize_module`, and a layer under one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -22,11 +21,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fixtures.ranks.steps import Context
-from suites.tensor.trial import Cut, Ran, Trial, as_input, direction_for, full, settle, settled
+from suites.tensor.technique import Layer, Weights, full
 
 Tensor = torch.Tensor
 Plan = Mapping[str, Any]
-Around = Callable[[], AbstractContextManager[Any]]
 
 
 def block_plan() -> Plan:
@@ -53,49 +51,23 @@ def head_plan() -> Plan:
     return {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
 
 
-def parallel_trial(
-    ctx: Context,
-    whole: nn.Module,
-    x: Tensor,
-    plan: Callable[[], Plan],
-    *,
-    traffic: Mapping[str, tuple[int, int]],
-    elements: int,
-    cuts: Mapping[str, Cut] | None = None,
-    around: Around = nullcontext,
-) -> Trial:
-    """Run `whole` under a plan. `cuts`: of input and output alone; gradients are compared whole."""
-    direction = direction_for(whole, x)
-    held = cuts or {}
-    ready = partial(
-        _ready, ctx=ctx, whole=whole, x=x, direction=direction, cuts=held, plan=plan, around=around
-    )
-    return Trial(whole, x, direction, ready, traffic, elements, held)
+@dataclass(kw_only=True)
+class Planned(Layer):
+    """The whole model under a plan. `cuts`: of input and output alone; gradients are compared whole.
 
+    `parallel_loss`: cross-entropy on logits that stay split, forward and backward.
+    """
 
-def loss_split() -> AbstractContextManager[Any]:
-    """Cross-entropy on logits that stay split, forward and backward."""
-    return loss_parallel()
+    ctx: Context
+    plan: Callable[[], Plan]
+    parallel_loss: bool = False
 
+    def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
+        """Parallelize the model."""
+        mesh = init_device_mesh(self.ctx.device.type, (self.ctx.size,))
+        model = parallelize_module(deepcopy(self.whole).to(dtype), mesh, dict(self.plan()))
+        return dict(model.named_parameters()), lambda x: full(model(x))
 
-def _ready(
-    dtype: torch.dtype,
-    *,
-    ctx: Context,
-    whole: nn.Module,
-    x: Tensor,
-    direction: Tensor,
-    cuts: Mapping[str, Cut],
-    plan: Callable[[], Plan],
-    around: Around,
-) -> Callable[[], Ran]:
-    mesh = init_device_mesh(ctx.device.type, (ctx.size,))
-    model = parallelize_module(deepcopy(whole).to(dtype), mesh, dict(plan()))
-    mine = as_input(cuts["input"](x) if "input" in cuts else x, dtype)
-    goal = cuts["forward"](direction) if "forward" in cuts else direction
-
-    def run() -> dict[str, Tensor]:
-        with around():
-            return settle(full(model(mine)), goal, mine)
-
-    return lambda: settled(run, model.named_parameters())
+    def around(self) -> AbstractContextManager[Any]:
+        """What makes a loss parallel."""
+        return loss_parallel() if self.parallel_loss else nullcontext()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd import Function
 from torch.nn import functional
 
-from suites.tensor.regions import Group, all_reduce, copied, joined, parted, reduced
+from suites.tensor.regions import Group, all_reduce, copy_to, gather_from, reduce_from, scatter_to
 
 Tensor = torch.Tensor
 
@@ -29,21 +29,21 @@ def columns(group: Group) -> Callable[[Tensor], Tensor]:
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor, group: Group, gather: bool) -> Tensor:
-    """Y_r = X A_r + b_r, A split by output: backward all_reduce of dX; `gather` joins the Y_r."""
-    part = functional.linear(copied(x, group), weight, bias)
-    return joined(part, -1, group) if gather else part
+    """Y_r = X A_r + b_r, A split by output: backward all_reduce of dX; `gather` puts the Y_r in a row."""
+    part = functional.linear(copy_to(x, group), weight, bias)
+    return gather_from(part, -1, group) if gather else part
 
 
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor, group: Group, split: bool) -> Tensor:
     """Y = sum of all X_r A_r, plus b once: all_reduce; `split` cuts X first: backward all_gather."""
-    part = parted(x, -1, group) if split else x
-    return reduced(functional.linear(part, weight), group) + bias
+    part = scatter_to(x, -1, group) if split else x
+    return reduce_from(functional.linear(part, weight), group) + bias
 
 
 def embedding(tokens: Tensor, table: Tensor, group: Group) -> Tensor:
     """Look up the tokens of this rank's part of the vocabulary, zero for others', and all_reduce."""
     index, inside = _own(tokens, table.shape[0], group)
-    return reduced(functional.embedding(index, table).masked_fill(~inside.unsqueeze(-1), 0), group)
+    return reduce_from(functional.embedding(index, table).masked_fill(~inside.unsqueeze(-1), 0), group)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
@@ -53,7 +53,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
 
 def vocabulary(tokens: Tensor, targets: Tensor, table: Tensor, head: Tensor, group: Group) -> Tensor:
     """Embedding, head and cross-entropy, on this rank's words; the loss of every token."""
-    hidden = copied(embedding(tokens, table, group), group)
+    hidden = copy_to(embedding(tokens, table, group), group)
     return cross_entropy(functional.linear(hidden, head), targets, group)
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
-from suites.tensor.trial import drawn
+from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
 

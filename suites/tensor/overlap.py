@@ -10,29 +10,30 @@ same operations runs, which overlaps nothing and moves the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.autograd import Function
 from torch.nn import functional
 
 from fixtures.ranks.collectives.collectives import Collective
+from fixtures.ranks.collectives.shapes import count_for
 from fixtures.ranks.engines import engine
+from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context, Unsupported
-from fixtures.ranks.study.overlap import hidden_share
-from suites.context.figures import median_seconds
+from fixtures.ranks.study import parity
+from fixtures.ranks.study.driver import EXACT, Entries, Run, run_once
+from fixtures.ranks.study.overlap import in_turn
+from fixtures.ranks.study.pattern import ITERATIONS
 from suites.tensor import blocks
-from suites.tensor.blocks import SEQUENCE, Split, mlp_cuts, sequence_cuts
-from suites.tensor.evidence import beside, judge
-from suites.tensor.pattern import Through
+from suites.tensor.blocks import SEQUENCE, Split
 from suites.tensor.regions import Group, all_gather, reduce_scatter
-from suites.tensor.trial import split_trial
+from suites.tensor.technique import SIZE_BYTES, Functional
 
 Tensor = torch.Tensor
 
@@ -155,35 +156,31 @@ def mlp(ops: Fused, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor
     return found
 
 
-def judged(
-    ctx: Context,
-    ops: Fused,
-    whole: nn.Module,
-    x: Tensor,
-    *,
-    traffic: Mapping[str, tuple[int, int]],
-    elements: int,
-    kept: Callable[[int], int],
-) -> dict[str, Any]:
-    """Everything that is said of an MLP on a split sequence, with fused operations beside without."""
-    trial, unfused = (
-        split_trial(
-            whole,
-            x,
-            mlp_cuts(ops.group) | sequence_cuts(ops.group),
-            forward,
-            traffic=traffic,
-            elements=elements,
-            kept=kept,
-        )
-        for forward in (
-            lambda w, x: mlp(ops, x, *w.values()),
-            lambda w, x: blocks.mlp(Split(ops.group), x, *w.values()),
-        )
-    )
-    through = Through(type("Exact", (Exact,), {"ops": ops}), "fp64")
-    found = judge(ctx, ops.group, replace(trial, figures=lambda: overlap(ctx, ops), through=through))
-    return {**found, "parity": found["parity"] + beside(trial, unfused, "unfused")}
+@dataclass(kw_only=True)
+class FusedMlp(Functional):
+    """An MLP on a split sequence with fused operations, held beside the one without."""
+
+    ops: Fused
+
+    def beside(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
+        """Compare with the unfused layers, in fp64."""
+        if dtype is not EXACT:
+            return []
+        unfused = replace(self, forward=lambda w, x: blocks.mlp(Split(self.ops.group), x, *w.values()))
+        right = run_once(unfused, dtype).results
+        return [parity.entry(f"{what}, unfused", run.results[what], right[what]) for what in right]
+
+    def exchange(self, ctx: Context, kind: str) -> Collective:
+        """Send it through the fused operations."""
+        form, size_bytes = format_of("fp64"), SIZE_BYTES[ctx.device.type]
+        count = count_for(kind, size_bytes, ctx.size, form)
+        exact = Exact(ctx, kind, form.name, "sum", count, size_bytes=size_bytes)
+        exact.ops = self.ops
+        return exact
+
+    def figures(self, ctx: Context) -> Mapping[str, float]:
+        """How much is hidden."""
+        return {"overlap": overlap(ctx, self.ops)}
 
 
 class Exact(Collective):
@@ -202,7 +199,7 @@ class Exact(Collective):
             received.view(-1, columns).copy_(self.ops.scatter(matrix, one, 0))
 
 
-def overlap(ctx: Context, ops: Fused) -> Mapping[str, float]:
+def overlap(ctx: Context, ops: Fused) -> float:
     """How much of what is moved hides behind the products of a forward pass."""
     tokens, width, hidden = _SCALES[ctx.device.type]
     dtype = torch.float32 if ctx.device.type == "cpu" else torch.bfloat16
@@ -218,7 +215,12 @@ def overlap(ctx: Context, ops: Fused) -> Mapping[str, float]:
         all_gather(x, SEQUENCE, ops.group)
         reduce_scatter(summand, SEQUENCE, ops.group)
 
-    products_s = median_seconds(ctx, lambda: whole @ column @ row, "products")
-    moving_s = median_seconds(ctx, moving, "moving")
-    fused_s = median_seconds(ctx, lambda: ops.scatter(ops.gather(x, [column])[1][0], row), "fused")
-    return {"overlap": hidden_share(products_s, moving_s, fused_s)}
+    runs = (
+        lambda: whole @ column @ row,
+        moving,
+        lambda: ops.scatter(ops.gather(x, [column])[1][0], row),
+    )
+    ctx.progress.phase("overlap")
+    for run in runs:
+        run()
+    return in_turn(ctx, runs, ITERATIONS)["overlap"]

@@ -2,15 +2,16 @@
 
 n ranks hold x (the same on all) or x_0 ... x_{n-1} (a part, or a summand, of each):
 
-    function           forward                              backward
-    copied             x                                    all_reduce (sum) of the gradients      f
-    reduced            all_reduce: sum of x_r               the gradient                           g
-    joined             all_gather: the parts in a row       this rank's part of the gradient
-    parted             this rank's part of x                all_gather of the gradients
-    joined_summands    all_gather                           reduce_scatter of the gradients        g-bar
-    scattered          reduce_scatter: this rank's part     all_gather of the gradients            f-bar
-                       of the sum of x_r
+    function                    forward                              backward
+    copy_to                     x                                    all_reduce (sum) of the gradients      f
+    reduce_from                 all_reduce: sum of x_r               the gradient                           g
+    gather_from                 all_gather: the parts in a row       this rank's part of the gradient
+    scatter_to                  this rank's part of x                all_gather of the gradients
+    gather_from_sequence        all_gather                           reduce_scatter of the gradients    g-bar
+    reduce_scatter_to_sequence  reduce_scatter: this rank's part     all_gather of the gradients        f-bar
+                                of the sum of x_r
 
+The names are those of Megatron-LM's regions (megatron/core/tensor_parallel/mappings.py, without "region").
 f and g: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, figure 3; g-bar and f-bar: Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models", 2022, figure 5. An adjoint follows from the forward: where every rank reads the same x,
@@ -70,7 +71,7 @@ def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     return received.movedim(0, dim).contiguous()
 
 
-class _Copied(Function):
+class _CopyTo(Function):
     """Forward: nothing. Backward: all_reduce."""
 
     @staticmethod
@@ -83,7 +84,7 @@ class _Copied(Function):
         return all_reduce(grads[0], ctx.group), None
 
 
-class _Reduced(Function):
+class _ReduceFrom(Function):
     """Forward: all_reduce. Backward: nothing."""
 
     @staticmethod
@@ -95,7 +96,7 @@ class _Reduced(Function):
         return grads[0], None
 
 
-class _Joined(Function):
+class _GatherFrom(Function):
     """Forward: all_gather. Backward: nothing, the gradient is sliced."""
 
     @staticmethod
@@ -108,7 +109,7 @@ class _Joined(Function):
         return ctx.group.part(grads[0], ctx.dim).contiguous(), None, None
 
 
-class _Parted(Function):
+class _ScatterTo(Function):
     """Forward: nothing, x is sliced. Backward: all_gather."""
 
     @staticmethod
@@ -121,7 +122,7 @@ class _Parted(Function):
         return all_gather(grads[0], ctx.dim, ctx.group), None, None
 
 
-class _JoinedSummands(Function):
+class _GatherFromSequence(Function):
     """Forward: all_gather. Backward: reduce_scatter."""
 
     @staticmethod
@@ -134,7 +135,7 @@ class _JoinedSummands(Function):
         return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
 
 
-class _Scattered(Function):
+class _ReduceScatterToSequence(Function):
     """Forward: reduce_scatter. Backward: all_gather."""
 
     @staticmethod
@@ -171,34 +172,34 @@ class _GatheredLinear(Function):
         return (found, None, None, *(grad.flatten(0, -2).t() @ whole for grad in grads))
 
 
-def copied(x: Tensor, group: Group) -> Tensor:
+def copy_to(x: Tensor, group: Group) -> Tensor:
     """f: x as it is; backward all_reduce. Of a replicated weight that ranks use on different data as well."""
-    return _Copied.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _CopyTo.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def reduced(x: Tensor, group: Group) -> Tensor:
+def reduce_from(x: Tensor, group: Group) -> Tensor:
     """g: the sum by all_reduce; backward nothing."""
-    return _Reduced.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceFrom.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def joined(x: Tensor, dim: int, group: Group) -> Tensor:
+def gather_from(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts in a row by all_gather, for ranks that go on alike; backward a slice."""
-    return _Joined.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _GatherFrom.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def parted(x: Tensor, dim: int, group: Group) -> Tensor:
+def scatter_to(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's slice; backward all_gather."""
-    return _Parted.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _ScatterTo.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def joined_summands(x: Tensor, dim: int, group: Group) -> Tensor:
+def gather_from_sequence(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts in a row by all_gather, for ranks that go on differently; backward reduce_scatter."""
-    return _JoinedSummands.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _GatherFromSequence.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scatter_to_sequence(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's slice of the sum by reduce_scatter; backward all_gather."""
-    return _Scattered.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReduceScatterToSequence.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gathered_linear(x: Tensor, dim: int, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:

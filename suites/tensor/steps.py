@@ -1,11 +1,11 @@
 """What the ranks run for tensor and sequence parallelism: n ranks, each with 1/n of the weights of a layer.
 
 In the closed forms X is one activation: batch x length x width x item bytes. Calls and bytes are those of one
-forward and backward in bf16, counted as nccl-tests does (an all_gather by its output, a reduce_scatter by its
-input). What f, g and the others communicate is said in `suites.tensor.regions`; the division is
-that of Shoeybi et al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside
-the unsharded model on the same rank (`suites.tensor.evidence`).
+forward and backward, counted as nccl-tests does (an all_gather by its output, a reduce_scatter by its input).
+What f, g and the others communicate is said in `suites.tensor.regions`; the division is that of Shoeybi et
+al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside the unsharded model
+on the same rank (`suites.tensor.technique`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.traffic import Expected
 from suites.tensor import blocks, layers, models, overlap
-from suites.tensor import dtensor as tensor_dtensor
 from suites.tensor.blocks import Split, Whole, kv_heads, shared_kv
-from suites.tensor.evidence import judge
+from suites.tensor.dtensor import Planned, block_plan, head_plan, sequence_plan
 from suites.tensor.layers import columns, rows
 from suites.tensor.models import activations, multiple
 from suites.tensor.regions import Group
-from suites.tensor.trial import ITEM_BYTES, split_trial
+from suites.tensor.technique import Functional, told
 
 _FUSED = {"all_gather": 3, "reduce_scatter": 2}
-_STATISTIC_BYTES = 4  # softmax statistics of bf16 logits are fp32
+_STATISTIC_BYTES = 4  # of softmax, in fp32 where logits are bf16: no less
 
 
 @step
@@ -38,22 +38,23 @@ def column(
     group = Group(ctx.rank, ctx.size)
     features = multiple(features, ctx.size)
     whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
-    item = batch * length * ITEM_BYTES
-    traffic, cuts = {"all_reduce": (1, item * width)}, {"weight": rows(group), "bias": rows(group)}
-    if gather:
-        traffic["all_gather"] = (1, item * features)
-    else:
-        cuts["forward"] = columns(group)
-    trial = split_trial(
-        whole,
-        x,
-        cuts,
-        lambda w, x: layers.column_linear(x, w["weight"], w["bias"], group, gather),
-        traffic=traffic,
+    cuts = {"weight": rows(group), "bias": rows(group)}
+
+    def issued(item: int) -> Expected:
+        reduced = {"all_reduce": (1, batch * length * width * item)}
+        return reduced | ({"all_gather": (1, batch * length * features * item)} if gather else {})
+
+    layer = Functional(
+        whole=whole,
+        x=x,
+        group=group,
+        cuts=cuts if gather else {**cuts, "forward": columns(group)},
+        forward=lambda w, x: layers.column_linear(x, w["weight"], w["bias"], group, gather),
+        issued=issued,
         elements=features // ctx.size * (width + 1),
-        alone=() if gather else ("forward",),
+        local=() if gather else ("forward",),
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -66,21 +67,22 @@ def row(ctx: Context, *, batch: int, length: int, width: int, features: int, spl
     group = Group(ctx.rank, ctx.size)
     width = multiple(width, ctx.size)
     whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
-    item = batch * length * ITEM_BYTES
-    traffic, cuts = {"all_reduce": (1, item * features)}, {"weight": columns(group)}
-    if split:
-        traffic["all_gather"] = (1, item * width)
-    else:
-        cuts["input"] = columns(group)
-    trial = split_trial(
-        whole,
-        x,
-        cuts,
-        lambda w, x: layers.row_linear(x, w["weight"], w["bias"], group, split),
-        traffic=traffic,
+    cuts = {"weight": columns(group)}
+
+    def issued(item: int) -> Expected:
+        reduced = {"all_reduce": (1, batch * length * features * item)}
+        return reduced | ({"all_gather": (1, batch * length * width * item)} if split else {})
+
+    layer = Functional(
+        whole=whole,
+        x=x,
+        group=group,
+        cuts=cuts if split else {**cuts, "input": columns(group)},
+        forward=lambda w, x: layers.row_linear(x, w["weight"], w["bias"], group, split),
+        issued=issued,
         elements=width // ctx.size * features + features,
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -92,17 +94,18 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
     """
     group = Group(ctx.rank, ctx.size)
     hidden = multiple(hidden, ctx.size)
-    x_bytes = batch * length * width * ITEM_BYTES
-    trial = split_trial(
-        models.mlp(ctx, width, hidden),
-        activations(ctx, batch, length, width),
-        blocks.mlp_cuts(group),
-        lambda w, x: blocks.mlp(Whole(group), x, *w.values()),
-        traffic={"all_reduce": (2, 2 * x_bytes)},
+    x = activations(ctx, batch, length, width)
+    layer = Functional(
+        whole=models.mlp(ctx, width, hidden),
+        x=x,
+        group=group,
+        cuts=blocks.mlp_cuts(group),
+        forward=lambda w, x: blocks.mlp(Whole(group), x, *w.values()),
+        issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
         elements=3 * width * hidden // ctx.size,
-        kept=lambda saved: x_bytes + (saved - x_bytes) // ctx.size,
+        saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -118,42 +121,43 @@ def attention(
     group = Group(ctx.rank, ctx.size)
     number, kv = ctx.size * heads, kv_heads(ctx.size, replicate)
     width = number * channels
-    moved = {"all_reduce": (2, 2 * batch * length * width * ITEM_BYTES)}
-    head = channels * width
-    if replicate:
-        moved["all_reduce"] = (4, moved["all_reduce"][1] + 2 * head * ITEM_BYTES)
+    x, head = activations(ctx, batch, length, width), channels * width
+    shared = 2 if replicate else 0  # weights of key-value heads
     with shared_kv(group, number, kv, channels) as mine:
-        trial = split_trial(
-            models.attention(ctx, width, number, kv),
-            activations(ctx, batch, length, width),
-            blocks.attention_cuts(group, mine),
-            lambda w, x: blocks.attention(Whole(group), mine, x, *w.values()),
-            traffic=moved,
+        layer = Functional(
+            whole=models.attention(ctx, width, number, kv),
+            x=x,
+            group=group,
+            cuts=blocks.attention_cuts(group, mine),
+            forward=lambda w, x: blocks.attention(Whole(group), mine, x, *w.values()),
+            issued=lambda item: {"all_reduce": (2 + shared, (2 * x.numel() + shared * head) * item)},
             elements=2 * heads * head + 2 * head,
         )
-        return judge(ctx, group, trial)
+        return told(ctx, layer)
 
 
 @step
 def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int) -> dict[str, Any]:
     """Embedding, head and cross-entropy with the vocabulary split: no rank ever has all logits of a token.
 
-    Traffic: all_reduce of the embeddings (X) and, backward, of the head's dX (X); three of one fp32 number
-    per token: largest logit, the target's logit, sum of exponentials. Memory: 1/n of table and head.
+    Traffic: all_reduce of the embeddings (X) and, backward, of the head's dX (X); three of one number
+    per token, in fp32 at least: largest logit, the target's logit, sum of exponentials. Memory: 1/n of table
+    and head.
     """
     group = Group(ctx.rank, ctx.size)
     words = multiple(words, ctx.size)
     whole, numbers = models.vocabulary(ctx, batch, length, width, words)
     targets, count = whole.targets, numbers.numel()
-    trial = split_trial(
-        whole,
-        numbers,
-        {"table.weight": rows(group), "head.weight": rows(group)},
-        lambda w, x: layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
-        traffic={"all_reduce": (5, count * (2 * width * ITEM_BYTES + 3 * _STATISTIC_BYTES))},
+    layer = Functional(
+        whole=whole,
+        x=numbers,
+        group=group,
+        cuts={"table.weight": rows(group), "head.weight": rows(group)},
+        forward=lambda w, x: layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
+        issued=lambda item: {"all_reduce": (5, count * (2 * width * item + 3 * max(item, _STATISTIC_BYTES)))},
         elements=2 * words // ctx.size * width,
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -165,15 +169,16 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
     group = Group(ctx.rank, ctx.size)
     whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
-    trial = split_trial(
-        whole,
-        x,
-        blocks.block_cuts(group, channels),
-        lambda w, x: blocks.block(Whole(group), blocks.KvHeads(channels), w, x),
-        traffic={"all_reduce": (4, 4 * x.numel() * ITEM_BYTES)},
+    layer = Functional(
+        whole=whole,
+        x=x,
+        group=group,
+        cuts=blocks.block_cuts(group, channels),
+        forward=lambda w, x: blocks.block(Whole(group), blocks.KvHeads(channels), w, x),
+        issued=lambda item: {"all_reduce": (4, 4 * x.numel() * item)},
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -191,22 +196,26 @@ def sequence(
     length = multiple(length, ctx.size)
     whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
-    x_bytes, norm_bytes = x.numel() * ITEM_BYTES, x.shape[-1] * ITEM_BYTES
-    fixed = length * length + 2 * length * channels * ITEM_BYTES
-    trial = split_trial(
-        whole,
-        x,
-        blocks.block_cuts(group, channels) | blocks.sequence_cuts(group),
-        lambda w, x: blocks.block(Split(group), blocks.KvHeads(channels), w, x),
-        traffic={
-            "all_gather": (6, 6 * x_bytes),
-            "reduce_scatter": (4, 4 * x_bytes),
-            "all_reduce": (2, 2 * norm_bytes),
+
+    def saved(whole_bytes: int, item: int) -> int:
+        fixed = length * length + 2 * length * channels * item
+        return fixed + (whole_bytes - fixed) // ctx.size
+
+    layer = Functional(
+        whole=whole,
+        x=x,
+        group=group,
+        cuts=blocks.block_cuts(group, channels) | blocks.sequence_cuts(group),
+        forward=lambda w, x: blocks.block(Split(group), blocks.KvHeads(channels), w, x),
+        issued=lambda item: {
+            "all_gather": (6, 6 * x.numel() * item),
+            "reduce_scatter": (4, 4 * x.numel() * item),
+            "all_reduce": (2, 2 * x.shape[-1] * item),
         },
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
-        kept=lambda saved: fixed + (saved - fixed) // ctx.size,
+        saved=saved,
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -220,15 +229,18 @@ def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) 
     length, hidden = multiple(length, ctx.size), multiple(hidden, ctx.size)
     whole, x = models.mlp(ctx, width, hidden), activations(ctx, batch, length, width)
     with overlap.fused(ctx, group) as ops:
-        return overlap.judged(
-            ctx,
-            ops,
-            whole,
-            x,
-            traffic={kind: (n, n * x.numel() * ITEM_BYTES) for kind, n in _FUSED.items()},
+        layer = overlap.FusedMlp(
+            whole=whole,
+            x=x,
+            group=group,
+            cuts=blocks.mlp_cuts(group) | blocks.sequence_cuts(group),
+            forward=lambda w, x: overlap.mlp(ops, x, *w.values()),
+            issued=lambda item: {kind: (n, n * x.numel() * item) for kind, n in _FUSED.items()},
             elements=3 * width * hidden // ctx.size,
-            kept=lambda saved: saved // ctx.size,
+            saved=lambda whole, _: whole // ctx.size,
+            ops=ops,
         )
+        return told(ctx, layer)
 
 
 @step
@@ -242,15 +254,16 @@ def dtensor(
     """
     whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
-    trial = tensor_dtensor.parallel_trial(
-        ctx,
-        whole,
-        x,
-        tensor_dtensor.block_plan,
-        traffic={"all_reduce": (7, 7 * x.numel() * ITEM_BYTES)},
+    layer = Planned(
+        ctx=ctx,
+        whole=whole,
+        x=x,
+        group=Group(ctx.rank, ctx.size),
+        plan=block_plan,
+        issued=lambda item: {"all_reduce": (7, 7 * x.numel() * item)},
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
-    return judge(ctx, Group(ctx.rank, ctx.size), trial)
+    return told(ctx, layer)
 
 
 @step
@@ -265,17 +278,17 @@ def dtensor_sequence(
     group = Group(ctx.rank, ctx.size)
     whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, multiple(length, ctx.size), ctx.size * heads * channels)
-    x_bytes = x.numel() * ITEM_BYTES
-    trial = tensor_dtensor.parallel_trial(
-        ctx,
-        whole,
-        x,
-        tensor_dtensor.sequence_plan,
-        traffic={"all_gather": (4, 4 * x_bytes), "reduce_scatter": (4, 4 * x_bytes)},
-        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
+    layer = Planned(
+        ctx=ctx,
+        whole=whole,
+        x=x,
+        group=group,
         cuts=blocks.sequence_cuts(group),
+        plan=sequence_plan,
+        issued=lambda item: dict.fromkeys(("all_gather", "reduce_scatter"), (4, 4 * x.numel() * item)),
+        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
-    return judge(ctx, group, trial)
+    return told(ctx, layer)
 
 
 @step
@@ -283,19 +296,24 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
     """Head and cross-entropy of `vocabulary` by torch's loss_parallel: the logits are never gathered.
 
     Traffic: backward, one all_reduce of the head's dX: X bytes; of one number per token three: largest logit
-    and sum of exponentials in fp32, the target's in the dtype of the logits. Memory: 1/n of the head; the
-    table is whole.
+    and sum of exponentials in fp32 at least, the target's in the dtype of the logits. Memory: 1/n of the
+    head; the table is whole.
     """
     words = multiple(words, ctx.size)
     whole, numbers = models.vocabulary(ctx, batch, length, width, words)
-    token_bytes = width * ITEM_BYTES + 2 * _STATISTIC_BYTES + ITEM_BYTES
-    trial = tensor_dtensor.parallel_trial(
-        ctx,
-        whole,
-        numbers,
-        tensor_dtensor.head_plan,
-        traffic={"all_reduce": (4, numbers.numel() * token_bytes)},
+
+    def issued(item: int) -> Expected:
+        token_bytes = width * item + 2 * max(item, _STATISTIC_BYTES) + item
+        return {"all_reduce": (4, numbers.numel() * token_bytes)}
+
+    layer = Planned(
+        ctx=ctx,
+        whole=whole,
+        x=numbers,
+        group=Group(ctx.rank, ctx.size),
+        plan=head_plan,
+        parallel_loss=True,
+        issued=issued,
         elements=words * width + words // ctx.size * width,
-        around=tensor_dtensor.loss_split,
     )
-    return judge(ctx, Group(ctx.rank, ctx.size), trial)
+    return told(ctx, layer)

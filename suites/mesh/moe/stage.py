@@ -21,7 +21,7 @@ from suites.expert.layer import Sharded, Unsharded
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.task import Named, Task
 from suites.tensor.blocks import Split
-from suites.tensor.regions import Group, joined_summands
+from suites.tensor.regions import Group, gather_from_sequence
 
 _KEPT_SEQUENCE = 3  # the dimension of stacked keys and values that context parallelism splits
 
@@ -110,7 +110,7 @@ class Stage(nn.Module):
         kept = torch.stack((models.rotary(k, own), v))
         if self.along.size > 1:
             everyone = torch.cat(self.positions)
-            kept = joined_summands(kept, _KEPT_SEQUENCE, self.along)
+            kept = gather_from_sequence(kept, _KEPT_SEQUENCE, self.along)
         found = models.attend(models.rotary(q, own), kept[0], kept[1], models.causal(own, everyone))
         return meet.add(functional.linear(layer.merge(found), layer.o.weight))
 

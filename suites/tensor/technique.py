@@ -1,0 +1,245 @@
+"""A layer whose weights are split among ranks, beside the whole layer on one of them.
+
+One forward and backward; the loss is half the squared distance of the output and a fixed direction, so that
+nothing cancels.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fixtures.ranks.collectives.collectives import Collective
+from fixtures.ranks.exact.compare import MOST_REPORTED
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory, parity
+from fixtures.ranks.study.driver import (
+    EXACT,
+    TRAINED,
+    Entries,
+    Form,
+    Left,
+    Named,
+    Run,
+    Seen,
+    Technique,
+    answer,
+    study,
+)
+from fixtures.ranks.study.overlap import seconds_of
+from fixtures.ranks.study.pattern import Move, Pattern, timed
+from fixtures.ranks.study.traffic import Expected
+from fixtures.wire.collectives import collective_of
+from suites.tensor.regions import Group, all_reduce
+
+Tensor = torch.Tensor
+Cut = Callable[[Tensor], Tensor]  # a view: what of a whole tensor a rank holds
+Weights = dict[str, Tensor]
+Forward = Callable[[Weights, Tensor], Tensor]
+
+GROUP = "tp"
+SIZE_BYTES = {"cpu": 1 << 18, "cuda": 1 << 26}  # of a collective that is timed
+_BUDGET_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Layer(Technique[Sequence[Tensor]]):
+    """A layer on the ranks of a group; the parameters that this rank holds are kept.
+
+    `cuts`: what a rank holds of "input", "forward" and every weight; what is not named is whole everywhere.
+    `issued`: the collectives of one forward and backward, in items of so many bytes. `elements`: of weights
+    that one rank holds.
+    """
+
+    whole: nn.Module
+    x: Tensor
+    group: Group
+    issued: Callable[[int], Expected]
+    elements: int
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    local: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self.direction = direction_for(self.whole, self.x)
+
+    @abstractmethod
+    def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
+        """Make this rank's part of the model: its weights, and what runs it forward."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        """What forward and backward need around them."""
+        return nullcontext()
+
+    def ready(self, dtype: torch.dtype) -> Callable[[], Left[Sequence[Tensor]]]:
+        """Make model and input, which is no part of the technique; give what runs forward and backward."""
+        weights, forward = self.make(dtype)
+        mine = as_input(self.cut("input", self.x), dtype)
+        goal = self.cut("forward", self.direction)
+
+        def run() -> Left[Sequence[Tensor]]:
+            with self.around():
+                found = backward(forward(mine), goal, mine)
+            return Left(found | gradients(weights.items()), list(weights.values()))
+
+        return run
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sequence[Tensor]]:
+        """Count forward and backward alone."""
+        run = self.ready(dtype)
+        with seen():
+            left = run()
+        return Left(self.comparable(left.results), left.kept)
+
+    def comparable(self, results: Named) -> Named:
+        """Add up the losses of a split output, and put torch's distributed tensors together."""
+        found = {what: full(tensor) for what, tensor in results.items()}
+        if "forward" in self.cuts:
+            found["loss"] = all_reduce(found["loss"], self.group)
+        return found
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Run the whole model on the whole input."""
+        model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
+        return backward(model(x), self.direction, x) | gradients(model.named_parameters())
+
+    def part(self, whole: Named, kept: Sequence[Tensor]) -> Named:
+        """Cut gradients as what they are the gradients of."""
+        return {what: self.cut(what.removeprefix("grad:"), tensor) for what, tensor in whole.items()}
+
+    def cut(self, what: str, whole: Tensor) -> Tensor:
+        """This rank's part of a whole tensor, as a view."""
+        return self.cuts[what](whole) if what in self.cuts else whole
+
+    def summands(self, what: str) -> int:
+        """All ranks add up what they found."""
+        return self.group.size
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """What is issued among the ranks of the group, or of parts of it."""
+        return [Form(self.issued(dtype.itemsize), GROUP)]
+
+    def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
+        """Weights and gradients by what they lie in: a part that is a view of the whole keeps the whole."""
+        expected, grads = self.elements * dtype.itemsize, [one.grad for one in run.kept]
+        return [
+            memory.entry("params", memory.storage_bytes(run.kept), expected),
+            memory.entry("grads", memory.storage_bytes([one for one in grads if one is not None]), expected),
+        ]
+
+    def exchange(self, ctx: Context, kind: str) -> Collective:
+        """Make a collective ready with an exact payload."""
+        return Move(kind, SIZE_BYTES[ctx.device.type]).exchange(ctx, "int32")
+
+    def figures(self, ctx: Context) -> Mapping[str, float]:
+        """Measure what this technique alone has."""
+        return {}
+
+
+@dataclass(kw_only=True)
+class Functional(Layer):
+    """A layer as a function of this rank's weights and input.
+
+    `saved`: of so many bytes that the whole layer saves for backward, those that one rank is to save, in
+    items of so many bytes; None where that is not judged.
+    """
+
+    forward: Forward
+    saved: Callable[[int, int], int] | None = None
+
+    def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
+        """Cut every parameter, as leaves."""
+        weights = {}
+        for name, weight in self.whole.named_parameters():
+            part = self.cut(name, weight.detach()).to(dtype)
+            weights[name] = part.clone(memory_format=torch.contiguous_format).requires_grad_()
+        return weights, lambda x: self.forward(weights, x)
+
+    def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
+        """As well what forward saves for backward."""
+        held = super().memory(dtype, run)
+        if self.saved is None:
+            return held
+        model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
+        whole_bytes = memory.saved_activation_bytes(lambda: model(x), model.parameters())
+        weights, forward = self.make(dtype)
+        mine = as_input(self.cut("input", self.x), dtype)
+        found_bytes = memory.saved_activation_bytes(lambda: forward(mine), weights.values())
+        return [*held, memory.entry("activations", found_bytes, self.saved(whole_bytes, dtype.itemsize))]
+
+
+def told(ctx: Context, layer: Layer) -> dict[str, Any]:
+    """Study a layer, run it with nothing but a clock beside it, and send its collectives' exact payloads."""
+    found = study(ctx, layer)
+    said, left = answer(found), list[Left[Sequence[Tensor]]]()
+    ctx.progress.phase("timed step")
+    run = layer.ready(TRAINED)
+    step_s = seconds_of(ctx, lambda: left.append(run()))
+    first, again = found.runs[TRAINED].results, layer.comparable(left[0].results)
+    said["repeat"] += [parity.equal(f"{what} (timed, bf16)", again[what], first[what]) for what in first]
+    moved = sent(ctx, layer)
+    return {**said, **moved, "figures": {"step_seconds": step_s, **moved["figures"], **layer.figures(ctx)}}
+
+
+def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
+    """Bus bandwidth (GB/s) of each kind of collective, and of all in turn; and what did not arrive right."""
+    found = {}
+    for kind in sorted(layer.issued(TRAINED.itemsize)):
+        found[kind] = timed(ctx, Pattern([layer.exchange(ctx, kind)]), kind, budget_s=_BUDGET_S)
+    size_bytes = SIZE_BYTES[ctx.device.type]
+    bus_bytes = {kind: size_bytes * collective_of(kind).busbw_factor(ctx.size) for kind in found}
+    figures = {f"{kind}_busbw": bus_bytes[kind] / one.median_s / 1e9 for kind, one in found.items()}
+    all_s = sum(one.median_s for one in found.values())
+    return {
+        "figures": {**figures, "pattern": sum(bus_bytes.values()) / all_s / 1e9},
+        "samples": min(len(one.seconds) for one in found.values()),
+        "wrong": [wrong for one in found.values() for wrong in one.wrong][:MOST_REPORTED],
+    }
+
+
+def direction_for(whole: nn.Module, x: Tensor) -> Tensor:
+    """A fixed direction of the output's shape, the same on every rank; the shape costs no computation."""
+    with torch.no_grad():
+        shape = deepcopy(whole).to("meta")(x.to("meta")).shape
+    return drawn(0, *shape).to(x.device)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    """Normal numbers in fp64, on the CPU, the same on every rank."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=EXACT)
+
+
+def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A leaf in this dtype; tokens stay tokens."""
+    return x.to(dtype).detach().clone().requires_grad_() if x.is_floating_point() else x
+
+
+def backward(out: Tensor, direction: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """Go backward from |out - direction|^2 / 2 in at least fp32; what is then known of outputs and input."""
+    wide = torch.promote_types(out.dtype, torch.float32)
+    loss = (out.to(wide) - direction.to(wide)).square().sum() / 2
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {"forward": out.detach(), "loss": loss.detach()}
+    return found if x.grad is None else found | {"grad:input": x.grad}
+
+
+def gradients(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The gradients of all weights; to have none is an error."""
+    found = {}
+    for name, weight in weights:
+        if weight.grad is None:
+            raise ValueError(f"no gradient reached {name}")
+        found[f"grad:{name}"] = weight.grad
+    return found
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A distributed tensor put together; a plain one as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
