@@ -110,4 +110,4 @@ def test_a_number_that_no_float_holds_is_a_fault_with_its_line(
     path.write_text("\n".join(lines) + "\n")
     assert main(["calibrate", str(path)]) == 1
     said = capsys.readouterr().err
-    assert "odd.jsonl, line 7: check.judgements[0].value: a whole number that no float can hold" in said
+    assert "odd.jsonl, line 7: check.judgements[0].value: Input should be a valid number, not " in said
