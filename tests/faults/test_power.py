@@ -17,7 +17,7 @@ LAST_ALONE = '"type":"check","id":"suites/nodes/test_repeatability'  # all_reduc
 
 
 def test_who_loses_power_costs_nobody_the_verdict_beside_a_slow_link(tmp_path: Path) -> None:
-    """One in the first all_reduce, one between it and its repeat, while the next job starts."""
+    """One in the first all_reduce, one in its repeat, before the ranks of that have formed their world."""
     with Lab.up(nodes=6, rate="200mbit") as lab:
         lab.shape("n02", "180mbit")
         running = Running(lab, tmp_path, *COLLECTIVES)
