@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -94,7 +95,11 @@ def checkout(tmp_path: Path) -> Path:
 
 def shell(command: str, place: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     argv = ["bash", "-euc", command]
-    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=timeout_s, check=False)
+    # A reader's shell runs inside no make, which would print the directories that it enters.
+    env = {name: word for name, word in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        argv, cwd=place, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
 
 
 def test_every_command_is_tried() -> None:
