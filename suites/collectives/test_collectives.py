@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import judging, peers
+from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case
 from fixtures.wire.collectives import BARRIER, COLLECTIVES
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
@@ -22,6 +25,7 @@ LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
 NICS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
+TIMED = (judging.sweep, peers.of_collectives)
 IDENTITY = [
     Case("collectives.identity", (dtype,), {"dtype": dtype}, {"dtype": dtype})
     for dtype in ("fp32", "bf16", "int64")
@@ -55,72 +59,74 @@ def case(step: str, collective: str, dtype: str, op: str = "sum", weight: float 
     return Case(step, tuple(words), parameters, selectors, weight)
 
 
-@over(sweep(DATA, LARGE), INSIDE, NETWORK, metrics=BANDWIDTH)
+@over(sweep(DATA, LARGE), INSIDE, NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_busbw_holds_its_floor(check: Check) -> None:
     """Bus bandwidth at plateau sizes: the median, the whole and the slow iterations."""
-    check.measure_bandwidth()
-    check.judge()
+    check.run()
 
 
 # A ring sends one flow each way over what joins two halves, however thin it is for more.
-@over(sweep(ACROSS, LARGE), NETWORK, metrics=BANDWIDTH)
+@over(sweep(ACROSS, LARGE), NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_bisection_bandwidth_holds_its_floor(check: Check) -> None:
     """Bus bandwidth while every rank talks with the other half of the cluster."""
-    check.measure_bandwidth()
-    check.judge()
+    check.run()
 
 
-@over(sweep(NICS, LARGE), NIC, metrics=BANDWIDTH)
+@over(sweep(NICS, LARGE), NIC, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_busbw_of_the_nics_alone_holds_its_floor(check: Check) -> None:
     """Bus bandwidth with peer-to-peer and shared memory off, so that the NICs carry everything."""
-    check.measure_bandwidth()
-    check.judge()
+    check.run()
 
 
-@over(sweep(("all_reduce",), LARGE), NIC_INSIDE, metrics=BANDWIDTH)
+@over(sweep(("all_reduce",), LARGE), NIC_INSIDE, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_busbw_of_a_nodes_own_nics_holds_its_floor(check: Check) -> None:
     """Bus bandwidth of a node that talks to itself through its NICs."""
-    check.measure_bandwidth()
-    check.judge()
+    check.run()
 
 
-@over(exact(DATA, DTYPES), INSIDE, NETWORK)
+@over(exact(DATA, DTYPES), INSIDE, NETWORK, ask=requests.exactness, judges=[judging.exactness])
 def test_every_element_arrives(check: Check) -> None:
     """Every element of every collective arrives as it must."""
-    check.measure_exactness()
-    check.judge_exactness()
+    check.run()
 
 
-@over(exact(REDUCTIONS, OPERATION_DTYPES, OPERATIONS), INSIDE, NETWORK)
+@over(
+    exact(REDUCTIONS, OPERATION_DTYPES, OPERATIONS),
+    INSIDE,
+    NETWORK,
+    ask=requests.exactness,
+    judges=[judging.exactness],
+)
 def test_every_operation_reduces(check: Check) -> None:
     """Averages, minima, maxima and products are right as well."""
-    check.measure_exactness()
-    check.judge_exactness()
+    check.run()
 
 
-@over(exact(("all_reduce", "all_to_all"), ("fp32",)), INSIDE, NETWORK)
+@over(
+    exact(("all_reduce", "all_to_all"), ("fp32",)),
+    INSIDE,
+    NETWORK,
+    ask=partial(requests.exactness, iterations=100),
+    judges=[judging.exactness],
+)
 def test_a_hundred_repeats_stay_exact(check: Check) -> None:
     """One corrupt iteration in a hundred is seen."""
-    check.measure_exactness(iterations=100)
-    check.judge_exactness()
+    check.run()
 
 
-@over(IDENTITY, INSIDE, NETWORK)
+@over(IDENTITY, INSIDE, NETWORK, ask=requests.exactness, judges=[judging.exactness])
 def test_reduce_scatter_and_all_gather_make_all_reduce(check: Check) -> None:
     """Reduce-scatter followed by all-gather is all-reduce, bit for bit."""
-    check.measure_exactness()
-    check.judge_exactness()
+    check.run()
 
 
-@over(sweep((*DATA, BARRIER)), INSIDE, NETWORK, metrics=("latency",))
+@over(sweep((*DATA, BARRIER)), INSIDE, NETWORK, ask=requests.latency, judges=TIMED, metrics=("latency",))
 def test_latency_stays_below_its_ceiling(check: Check) -> None:
     """Latency of small messages: the median, and the 99th percentile where the file has a row for that."""
-    check.measure_latency()
-    check.judge()
+    check.run()
 
 
-@over(TRANSPORT, INSIDE, NETWORK, NIC)
+@over(TRANSPORT, INSIDE, NETWORK, NIC, ask=requests.transport, judges=[judging.transport])
 def test_the_data_cross_the_links_they_should(check: Check) -> None:
     """The transport that was really used, from the library's own log and the ports' counters."""
-    check.measure_transport()
-    check.judge_transport()
+    check.run()

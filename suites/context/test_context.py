@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import parallel
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
@@ -28,29 +30,25 @@ CONTEXT = [
 ]
 
 
-@over(CONTEXT, INSIDE, NETWORK)
+@over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_attention_on_one_rank(check: Check) -> None:
     """Output and dQ, dK, dV are those of the whole sequence on one rank, again and again; all bits arrive."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over(CONTEXT, INSIDE, NETWORK)
+@over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """A ring sends each block once per round, and no technique sends what it need not."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over(CONTEXT, INSIDE, NETWORK)
+@over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """Backward keeps a rank's own part of the sequence, and a ring has two blocks of others at a time."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over(CONTEXT, INSIDE, NETWORK)
+@over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How fast the pattern is, what of it is hidden, and how evenly the work is shared."""
-    check.measure_step()
-    check.judge_time()
+    check.run()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import corruption, parallel
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
@@ -94,64 +96,61 @@ REPEATED = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG]
 TIMED_ONLY = [*LATENCY, *PATTERN]
 
 
-@over(REPEATED, INSIDE, NETWORK)
+@over(REPEATED, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Every token comes home as it left; outputs and gradients are those of one big model; twice the same."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over([*NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
+@over(
+    [*NORMAL, *TIMED_ONLY],
+    INSIDE,
+    NETWORK,
+    ask=requests.step,
+    judges=[corruption.right("payloads"), parallel.parity],
+)
 def test_what_was_timed_arrived(check: Check) -> None:
     """The rows of every timed exchange are all there, bit for bit."""
-    check.measure_step()
-    check.judge_parity(repeat=False)
+    check.run()
 
 
-@over([*REPEATED, *NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
+@over([*REPEATED, *NORMAL, *TIMED_ONLY], INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """As many rows go as the routing table says, nothing is padded, and a token crosses to a node once."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over(PARITY, INSIDE, NETWORK)
+@over(PARITY, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the router and its share of the experts."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over(NORMAL, NETWORK, metrics=("dispatch", "combine"))
+@over(NORMAL, NETWORK, ask=requests.step, judges=[parallel.time], metrics=("dispatch", "combine"))
 def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
     """Dispatch and combine across nodes are as fast as the hardware file asks."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
 
 
-@over(ENGINE, INSIDE, NETWORK)
+@over(ENGINE, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_of_the_engine(check: Check) -> None:
     """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over(ENGINE, INSIDE, NETWORK)
+@over(ENGINE, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_of_the_engine_is_recorded(check: Check) -> None:
     """DeepEP's own dispatch and combine, by its own definition of bytes."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
 
 
-@over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK)
+@over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """Imbalance, saved bytes, latency, utilisation of both sides."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
 
 
-@over(NORMAL, INSIDE)
+@over(NORMAL, INSIDE, ask=requests.step, judges=[parallel.time])
 def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
     """Dispatch and combine inside a node."""
-    check.measure_step()
-    check.judge_time()
+    check.run()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import parallel, placement
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 
 def case(step: str, **parameters: int) -> Case:
@@ -37,36 +39,31 @@ EXPERTS = [
 ]
 
 
-@over([*STEPS, *EXPERTS], INSIDE, NETWORK)
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Logits, loss, gradients and parameters are the unsharded model's, and those of a second run."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over([*STEPS, *EXPERTS], INSIDE, NETWORK)
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """Each axis exchanges what its own technique needs, in its own groups, and nothing else moves."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over([*STEPS, *EXPERTS], INSIDE, NETWORK)
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the share that all axes together leave it."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over([*STEPS, *EXPERTS], INSIDE, NETWORK)
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[placement.judge])
 def test_axes_are_where_they_should_be(check: Check) -> None:
     """The innermost axis stays inside a node wherever it fits, the outer ones cross; in no other order."""
-    check.measure_step()
-    check.judge_placement()
+    check.run()
 
 
-@over([*STEPS, *EXPERTS], INSIDE, NETWORK)
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How long a training step takes, and how fast each axis' own pattern is."""
-    check.measure_step()
-    check.judge_time()
+    check.run()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fixtures.check.check import Check
-from fixtures.check.judges import device_data, devices, peers
-from fixtures.check.plan import INSIDE, NODE, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import corruption, device_data, devices, peers
+from fixtures.check.plan import INSIDE, NODE, Case
 from thresholds.units import ARITHMETIC
 
 # What models are trained in: their rates must have a limit. The others are judged where a file has a row.
@@ -32,39 +33,42 @@ SIZES = {
 TRAINING = [Case("nodes.training", (), {"sizes": SIZES, "steps": 20}, weight=4.0, compared=True)]
 
 
-@over(TRAINED, NODE, metrics=("tflops",))
+@over(
+    TRAINED,
+    NODE,
+    ask=requests.step,
+    judges=[corruption.right("products"), devices.figures, peers.of_devices],
+    metrics=("tflops",),
+)
 def test_matrix_products_hold_their_floor(check: Check) -> None:
     """Operations per second of each device, all at once and alone: the slowest must hold the floor.
 
     None may lie far behind its equals either.
     """
-    check.measure_step()
-    check.judge_by(device_data.right("products"), devices.figures, beside=peers.of_devices)
+    check.run()
 
 
-@over(OTHERS, NODE)
+@over(
+    OTHERS, NODE, ask=requests.step, judges=[corruption.right("products"), devices.figures, peers.of_devices]
+)
 def test_other_matrix_products_are_right(check: Check) -> None:
     """The same in other dtypes: exact, and as fast as the hardware file says where it says something."""
-    check.measure_step()
-    check.judge_by(device_data.right("products"), devices.figures, beside=peers.of_devices)
+    check.run()
 
 
-@over(SLOPE, NODE)
+@over(SLOPE, NODE, ask=requests.step, judges=[devices.figures])
 def test_speed_lasts(check: Check) -> None:
     """Products without a pause do not become slower."""
-    check.measure_step()
-    check.judge_by(devices.figures)
+    check.run()
 
 
-@over(OVERLAP, INSIDE)
+@over(OVERLAP, INSIDE, ask=requests.step, judges=[corruption.right("products and sums"), devices.figures])
 def test_computing_beside_communication_stays_right(check: Check) -> None:
     """Products and an all_reduce at the same time: both exact, and how much they slow each other."""
-    check.measure_step()
-    check.judge_by(device_data.right("products and sums"), devices.figures)
+    check.run()
 
 
-@over(TRAINING, NODE)
+@over(TRAINING, NODE, ask=requests.step, judges=[device_data.learning, devices.figures, peers.of_devices])
 def test_a_model_learns(check: Check) -> None:
     """The loss of a transformer falls, and the share of the device that training uses is on record."""
-    check.measure_step()
-    check.judge_by(device_data.learning, devices.figures, beside=peers.of_devices)
+    check.run()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import corruption, parallel
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
@@ -38,51 +40,49 @@ SCHEDULES = [
 NEIGHBOURS = [Case("pipeline.edges", ("edges",), EDGES, {"step": "pipeline.edges"}, weight=4.0, shared=True)]
 
 
-@over(SCHEDULES, INSIDE, NETWORK)
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.parity, parallel.repeat])
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Order, losses and gradients are those of the same micro-batches on one rank, bit for bit, twice."""
-    check.measure_step()
-    check.judge_parity(payload=False)
+    check.run()
 
 
-@over(SCHEDULES, INSIDE, NETWORK)
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """Each edge carries one activation and one gradient per micro-batch, and nothing else moves."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over(SCHEDULES, INSIDE, NETWORK)
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """As many micro-batches are in flight as the schedule says, and only their activations are kept."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over(SCHEDULES, INSIDE, NETWORK)
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_bubble_is_recorded(check: Check) -> None:
     """The measured bubble beside the formula's and the simulator's."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
 
 
-@over(NEIGHBOURS, INSIDE, NETWORK)
+@over(
+    NEIGHBOURS,
+    INSIDE,
+    NETWORK,
+    ask=requests.step,
+    judges=[corruption.right("payloads"), parallel.parity, parallel.traffic],
+)
 def test_edges_carry_every_bit(check: Check) -> None:
     """What neighbours send each other arrives, in both directions at once, and nothing else is sent."""
-    check.measure_step()
-    check.judge_parity(repeat=False)
-    check.judge_traffic()
+    check.run()
 
 
-@over(NEIGHBOURS, INSIDE)
+@over(NEIGHBOURS, INSIDE, ask=requests.step, judges=[parallel.time])
 def test_bandwidth_of_the_edges_inside_a_node_is_recorded(check: Check) -> None:
     """An edge inside a node is not what a pipeline is placed on: its figure is for the record."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
 
 
-@over(NEIGHBOURS, NETWORK, metrics=("edge",))
+@over(NEIGHBOURS, NETWORK, ask=requests.step, judges=[parallel.time], metrics=("edge",))
 def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
     """The bandwidth between real neighbours, some of which are on different nodes."""
-    check.measure_step()
-    check.judge_time()
+    check.run()

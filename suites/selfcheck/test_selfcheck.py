@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fixtures.blame.selfcheck.selfcheck import DATA, DEVICE, LINK, RANKS, Control
 from fixtures.blame.selfcheck.site import UNREACHABLE
-from fixtures.check.plan import APART, Case, over
+from fixtures.check.check import over
+from fixtures.check.plan import APART, Case
 from reports.record import BlameKind
 
 PLANTED = [Case("selfcheck.planted", weight=0.0)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import parallel
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
@@ -34,29 +36,25 @@ STEPS = [
 ]
 
 
-@over(STEPS, INSIDE, NETWORK)
+@over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Output, loss and every gradient are those of the unsharded layer, and the same when run again."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over(STEPS, INSIDE, NETWORK)
+@over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """Forward and backward exchange what the step says, no more and no less."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over(STEPS, INSIDE, NETWORK)
+@over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds its share of weights and gradients, and of the activations where they are split."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over(STEPS, INSIDE, NETWORK)
+@over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How long the step takes, and the bus bandwidth of the collectives that it consists of."""
-    check.measure_step()
-    check.judge_time()
+    check.run()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.check.check import Check
-from fixtures.check.plan import INSIDE, NETWORK, Case, over
+from fixtures.check import requests
+from fixtures.check.check import Check, over
+from fixtures.check.judges import parallel
+from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
@@ -52,29 +54,25 @@ PACED: dict[str, Any] = {
 OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
 
 
-@over([*TRAINED, *OVERLAP], INSIDE, NETWORK)
+@over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Loss, output, gradients and parameters equal the big batch's, and those of a second run."""
-    check.measure_step()
-    check.judge_parity()
+    check.run()
 
 
-@over([*TRAINED, *OVERLAP], INSIDE, NETWORK)
+@over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """A step exchanges what the paper says, no more and no less."""
-    check.measure_step()
-    check.judge_traffic()
+    check.run()
 
 
-@over(TRAINED, INSIDE, NETWORK)
+@over(TRAINED, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the share that the paper says."""
-    check.measure_step()
-    check.judge_memory()
+    check.run()
 
 
-@over([*TRAINED, *OVERLAP], INSIDE, NETWORK)
+@over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """The bandwidth of the step's own exchange; of DDP how much of it hides behind backward."""
-    check.measure_step()
-    check.judge_time()
+    check.run()
