@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from tests.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 COLLECTIVES = ("--hardware", "lab-200mbit", "--workload", "nodes,collectives")
-JOB_STARTS = '"ended":""'
+
+
+def started(jobs: int, journal: str) -> bool:
+    """Say whether so many jobs have had ranks."""
+    return journal.count('"ended":""') == jobs
 
 
 def test_who_loses_power_costs_nobody_the_verdict_beside_a_slow_link(tmp_path: Path) -> None:
@@ -22,7 +27,7 @@ def test_who_loses_power_costs_nobody_the_verdict_beside_a_slow_link(tmp_path: P
         lab.shape("n02", "180mbit")
         running = Running(lab, tmp_path, *COLLECTIVES)
         for node, jobs in (("n03", 2), ("n05", 3)):  # the first is the self-check's
-            running.wait_for(lambda journal, jobs=jobs: journal.count(JOB_STARTS) == jobs, 600)
+            running.wait_for(partial(started, jobs), 600)
             in_phase(lab, node, "timed 1048576")
             lab.power_off(node)
         done = running.finish(500)

@@ -10,6 +10,7 @@ from fixtures.check.judges import corruption, parallel, placement
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks.steps import REGISTRY, Context
 from reports.record import Judgement, Outcome
+from tests.fixtures.check.answered import answered
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
 
@@ -18,6 +19,13 @@ PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong
 # How often figures were measured, who did what when, each edge; what a device is.
 _BESIDE = ("samples", "schedule", "edges", "kind", "load")
 NODE = "here"
+_JUDGES = {
+    "parity": parallel.parity,
+    "repeat": parallel.repeat,
+    "traffic": parallel.traffic,
+    "memory": parallel.memory,
+    "placement": placement.judge,
+}
 
 
 def load(steps: Sequence[str]) -> None:
@@ -62,13 +70,8 @@ def _fault(measurement: Measurement, part: str) -> str:
 
 
 def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
-    case = {"step": measurement.step}
     if part in judging.PARTS:
         return judging.judge(measurement, part).judgements
-    if part == "traffic":
-        return parallel.traffic(measurement, case)
-    if part in ("memory", "placement"):
-        return (parallel.memory if part == "memory" else placement.judge)(measurement, case)
     if part == "figures":
         parallel.figures(measurement)
         return ()
@@ -76,7 +79,8 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         wrong = corruption.found(measurement.ranks)
         sentences = [corruption.sentence_of(entry, measurement.ranks) for entry in wrong]
         return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
-    return parallel.parity(measurement, case, part)
+    target = judging.target(measurement, judging.hardware({}))
+    return _JUDGES[part](answered(measurement, target)).judgements
 
 
 def assert_green(

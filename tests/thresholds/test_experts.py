@@ -64,11 +64,11 @@ def target(text: str, case: int) -> Target:
 
 
 def test_ranks_are_asked_for_the_sizes_of_the_file_where_it_has_some() -> None:
-    asked = [requests.step(target(GOOD + TABLE, case), {}).parameters["sizes"] for case in range(4)]
+    asked = [requests.step(target(GOOD + TABLE, case)).parameters["sizes"] for case in range(4)]
     rows = [[4096, 7168, 8], [128, 7168, 8], [256 << 10, 2 << 20], [4096, 7168, 8]]
     assert asked == [{"cpu": row, "cuda": row} for row in rows]
-    assert requests.step(target(GOOD, 0), {}).parameters["sizes"] == SIZES["normal"]
-    assert "sizes" not in requests.step(target(GOOD + TABLE, 4), {}).parameters
+    assert requests.step(target(GOOD, 0)).parameters["sizes"] == SIZES["normal"]
+    assert "sizes" not in requests.step(target(GOOD + TABLE, 4)).parameters
 
 
 def test_the_file_for_h100_has_the_settings_of_deepep() -> None:

@@ -14,7 +14,9 @@ from fixtures.ranks.steps import Context
 from reports.record import Outcome
 from suites.mesh import placement
 from suites.mesh.axes import Layout, divide, laid_out
+from tests.fixtures.check.answered import answered
 from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.nodes import judging
 
 TWO, THREE = ("dp", "tp"), ("pp", "dp", "tp")
 
@@ -98,7 +100,8 @@ def told(hosts: Sequence[str], layout: Layout, real: Sequence[str] = ()) -> list
 def faults(ranks: Sequence[RankReport]) -> list[str]:
     """The sentences of what is out of place."""
     measurement = Measurement("mesh.fsdp_tp", {}, World(("a",)), "1", "gloo", tuple(ranks), 0.0)
-    found = judged.judge(measurement, {"step": "mesh.fsdp_tp"})
+    target = judging.target(measurement, judging.hardware({}))
+    found = judged.judge(answered(measurement, target)).judgements
     return [one.sentence for one in found if one.outcome is not Outcome.PASS]
 
 

@@ -10,6 +10,7 @@ from fixtures.check.judges import device_data, devices, repeatability
 from fixtures.check.plan import NODE, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.measurement import Measurement
+from tests.fixtures.check.answered import answered
 from tests.fixtures.scenario import HARDWARE
 from thresholds.hardware import Hardware
 from thresholds.loading.load import load
@@ -49,8 +50,10 @@ def target(measurement: Measurement, file: Hardware, metrics: tuple[str, ...] = 
 
 def judge(measurement: Measurement, part: str) -> Findings:
     """Judge one part of what the ranks of a node said."""
-    here = target(measurement, hardware(ROWS))
-    if part == "digests":
-        return repeatability.judge(measurement, here, [measurement])
-    judges = {"series": devices.figures, "losses": device_data.learning, "pattern": device_data.pattern}
-    return judges[part](measurement, here)
+    judges = {
+        "series": devices.figures,
+        "losses": device_data.learning,
+        "pattern": device_data.pattern,
+        "digests": repeatability.judge,
+    }
+    return judges[part](answered(measurement, target(measurement, hardware(ROWS)), [measurement]))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from fixtures.check.plan import INSIDE, Topology, over, plan
+from fixtures.check.check import over
+from fixtures.check.plan import INSIDE, Topology, plan
 from fixtures.check.workload import ENGINES
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.traffic import Call, Traffic
