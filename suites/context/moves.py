@@ -11,21 +11,19 @@ from fixtures.ranks.collectives.calls import renamed
 from suites.context.ring_attention import wide
 
 
-def whole_sequence(block: torch.Tensor, size: int) -> torch.Tensor:
-    """All-gather (2, batch, heads, tokens, dim) of every rank into (2, batch, heads, ranks x tokens, dim)."""
-    parts = block.new_empty((size * block.shape[0], *block.shape[1:]))
-    renamed("all_gather_single", "all_gather_into_tensor")(parts, block.contiguous())
-    return _divided(parts, 0, size).movedim(0, 3).flatten(3, 4)
-
-
 class WholeSequence(torch.autograd.Function):
-    """Gather forward, wide, so that gradients are summed wide: reduce-scatter backward."""
+    """All-gather (2, batch, heads, tokens, dim) of every rank into (2, batch, heads, ranks x tokens, dim).
+
+    The result is wide, so that gradients are summed wide: reduce-scatter backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, block: torch.Tensor, size: int) -> torch.Tensor:  # noqa: ANN401
         """Keys and values of all ranks."""
         ctx.size, ctx.dtype = size, block.dtype
-        return whole_sequence(block, size).to(wide(block.dtype))
+        parts = block.new_empty((size * block.shape[0], *block.shape[1:]))
+        renamed("all_gather_single", "all_gather_into_tensor")(parts, block.contiguous())
+        return _divided(parts, 0, size).movedim(0, 3).flatten(3, 4).to(wide(block.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401

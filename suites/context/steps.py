@@ -1,8 +1,9 @@
 """What the ranks run for the context-parallel suite.
 
 w ranks, each with S = L/w of L positions; K and V of one rank are B = 2 x batch x kv heads x S x dim
-elements, Q and the output q = batch x heads x S x dim elements each. Gradients of 16-bit types travel
-and are summed wide, in fp32.
+elements, Q and the output q = batch x heads x S x dim elements each. Of 16-bit types gradients travel
+and are summed wide, in fp32; kept for backward are wide the output, its log-sum-exp, and K and V where
+they were gathered.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.ranks.steps import Context, step
-from suites.context import payload
-from suites.context.figures import ITERATIONS, figures
-from suites.context.techniques import AllGatherKV, Ring, Shape, Ulysses, ZigZag
-from suites.context.trial import imbalance, same, trial, works
+from fixtures.ranks.study.driver import EXACT, TRAINED, answer, study
+from fixtures.ranks.study.pattern import sent
+from suites.context.technique import ContextParallel, Shape
+from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
 
 
 @step
@@ -25,10 +26,7 @@ def all_gather_kv(
     A rank keeps w B + 2 q and the log-sum-exp. ("The Llama 3 Herd of Models", 2024, section 3.3.2.)
     `tokens` are the positions of one rank, here and below.
     """
-    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal)
-    found = trial(ctx, AllGatherKV(ctx, shape))
-    wrong = payload.collectives(ctx, "all_gather", "reduce_scatter")
-    return {**found, "figures": figures(ctx, AllGatherKV, shape), "samples": ITERATIONS, "wrong": wrong}
+    return _told(ctx, AllGatherKV, Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal))
 
 
 @step
@@ -40,34 +38,17 @@ def ring(
     So 3w-2 sends in all. A rank keeps B + 2 q and the log-sum-exp, and has at most two blocks of other ranks.
     (Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023.)
     """
-    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal)
-    technique = Ring(ctx, shape)
-    found, counts = trial(ctx, technique), works(ctx, technique)
-    measured = {**figures(ctx, Ring, shape), "imbalance": imbalance(counts)}
-    return {**found, "figures": measured, "samples": ITERATIONS, "wrong": payload.around(ctx)}
+    return _told(ctx, Ring, Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal))
 
 
 @step
 def zigzag(ctx: Context, *, batch: int, tokens: int, heads: int, kv_heads: int, dim: int) -> dict[str, Any]:
     """The traffic of the ring, and equal work: L(L+1)/2w visible pairs per head on every rank.
 
-    The plain ring's busiest rank has (w-1) S^2 pairs more than its idlest, which is measured beside it.
+    The plain ring's busiest rank has (w-1) S^2 pairs more than its idlest.
     (Zhu: ring-flash-attention, zigzag_ring_flash_attn; "The Llama 3 Herd of Models", 2024, section 3.3.2.)
     """
-    shape = Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal=True)
-    technique = ZigZag(ctx, shape)
-    found, counts, plain = trial(ctx, technique), works(ctx, technique), works(ctx, Ring(ctx, shape))
-    found["parity"] += [
-        same("balance", max(counts), min(counts)),
-        same("balance: the plain ring's lack of it", max(plain) - min(plain), (ctx.size - 1) * tokens**2),
-    ]
-    measured = {"imbalance": imbalance(counts), "imbalance_plain": imbalance(plain)}
-    return {
-        **found,
-        "figures": {**figures(ctx, ZigZag, shape), **measured},
-        "samples": ITERATIONS,
-        "wrong": payload.around(ctx),
-    }
+    return _told(ctx, ZigZag, Shape(batch, tokens * ctx.size, heads, kv_heads, dim, causal=True))
 
 
 @step
@@ -81,10 +62,13 @@ def ulysses(
     (Jacobs et al.: "DeepSpeed Ulysses", 2023.)
     """
     shape = Shape(batch, tokens * ctx.size, heads_per_rank * ctx.size, kv_heads or ctx.size, dim, causal)
-    found = trial(ctx, Ulysses(ctx, shape))
-    return {
-        **found,
-        "figures": figures(ctx, Ulysses, shape),
-        "samples": ITERATIONS,
-        "wrong": payload.collectives(ctx, "all_to_all"),
-    }
+    return _told(ctx, Ulysses, shape)
+
+
+def _told(ctx: Context, technique: type[ContextParallel], shape: Shape) -> dict[str, Any]:
+    """Study it with numbers of each dtype, and send its collectives' exact payloads."""
+    exact, trained = (study(ctx, technique(ctx, shape, dtype)) for dtype in (EXACT, TRAINED))
+    plain = technique(ctx, shape)
+    moved = sent(ctx, plain.moves())
+    figures = {**moved["figures"], **plain.figures(exact.runs[EXACT].kept)}
+    return {**answer(exact, trained), **moved, "figures": figures}

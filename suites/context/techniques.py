@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
+from fixtures.ranks.collectives.calls import Call
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory
+from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Run
+from fixtures.ranks.study.overlap import in_turn
+from fixtures.ranks.study.pattern import ITERATIONS, Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
-from suites.context.layout import Layout, Span
-from suites.context.moves import ToHeads, ToSequence, WholeSequence, to_heads, whole_sequence
+from suites.context.layout import Layout
+from suites.context.moves import ToHeads, ToSequence, WholeSequence
 from suites.context.ring_attention import (
+    GRADIENTS,
+    KEYS,
     BlockAttention,
+    Pass,
     RingAttention,
     Tally,
     apply,
@@ -24,103 +32,29 @@ from suites.context.ring_attention import (
     visits,
     wide,
 )
+from suites.context.technique import ContextParallel, Shape
+
+_FULL = 64  # ranks up to which a rank's part is as large as the device deserves
+_TILE = 64  # tokens
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What is attended: query heads share the key heads in equal groups."""
+class Scale:
+    """The part of one rank that is timed: long enough that blocks are more than their latency."""
 
-    batch: int
-    length: int
-    heads: int
-    kv_heads: int
+    tokens: int
     dim: int
-    causal: bool
 
-    def __post_init__(self) -> None:
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} query heads do not share {self.kv_heads} key heads evenly")
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Queries, keys, values, and the gradient of the output: (batch, heads, positions, dim)."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    gradient: torch.Tensor
-
-    def each(self, change: Any) -> Tensors:  # noqa: ANN401 - a function of tensors
-        """The same four, changed."""
-        return Tensors(*(change(tensor) for tensor in (self.q, self.k, self.v, self.gradient)))
+    def tokens_of(self, ranks: int) -> int:
+        """Fewer in a long ring: n blocks of t x t scores cost no more than _FULL blocks do."""
+        fewer = self.tokens * math.sqrt(min(_FULL / ranks, 1.0))
+        return max(int(fewer) // _TILE * _TILE, _TILE)
 
 
-class Technique(ABC):
-    """One way to attend. `places` are the positions of every rank's part of the sequence."""
-
-    def __init__(self, ctx: Context, shape: Shape) -> None:
-        if ctx.size < 2:
-            raise ValueError("context parallelism needs at least 2 ranks; this world has 1")
-        self.ctx, self.shape = ctx, shape
-        self.places = self.cut(shape.length, ctx.size)
-        self.tokens = shape.length // ctx.size
-
-    def cut(self, length: int, size: int) -> list[torch.Tensor]:
-        """Divide the positions among the ranks."""
-        return context_layout.contiguous(length, size)
-
-    def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole sequence."""
-        return whole.index_select(2, self.places[self.ctx.rank].to(whole.device)).contiguous()
-
-    def span(self, positions: torch.Tensor) -> Span:
-        """Positions where the tensors are."""
-        return Span.of(positions, self.ctx.device)
-
-    def bytes_of(self, heads: int, dtype: torch.dtype, tokens: int | None = None) -> int:
-        """Bytes of `heads` heads of this rank's part of the sequence."""
-        each = self.tokens if tokens is None else tokens
-        return self.shape.batch * heads * each * self.shape.dim * dtype.itemsize
-
-    def kv_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of this rank's keys and values."""
-        return 2 * self.bytes_of(self.shape.kv_heads, dtype)
-
-    def norm_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the log-sum-exp of this rank's queries."""
-        return self.bytes_of(self.shape.heads, dtype) // self.shape.dim
-
-    @abstractmethod
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
-        """Attend with this rank's parts; can be differentiated."""
-
-    @abstractmethod
-    def forward_traffic(self, dtype: torch.dtype) -> Expected:
-        """The closed form of what forward issues."""
-
-    @abstractmethod
-    def backward_traffic(self, dtype: torch.dtype) -> Expected:
-        """The closed form of what backward issues."""
-
-    @abstractmethod
-    def saved_bytes(self, dtype: torch.dtype) -> int:
-        """The closed form of what forward keeps for backward, in a dtype that is its own wide one."""
-
-    @abstractmethod
-    def pairs(self) -> int:
-        """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
-
-    @abstractmethod
-    def move(self, part: Tensors) -> None:
-        """Issue forward's communication alone, to be timed."""
-
-    @abstractmethod
-    def sent_bytes(self, dtype: torch.dtype) -> int:
-        """What forward sends to other ranks."""
+SCALES = {"cpu": Scale(128, 32), "cuda": Scale(4096, 128)}
 
 
-class AllGatherKV(Technique):
+class AllGatherKV(ContextParallel):
     """Every rank gathers all keys and values, and attends with its own queries."""
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
@@ -130,35 +64,18 @@ class AllGatherKV(Technique):
         gathered = apply(WholeSequence, torch.stack((k, v)), self.ctx.size)
         return apply(BlockAttention, q, gathered, layout, tally)
 
-    def forward_traffic(self, dtype: torch.dtype) -> Expected:
-        """All ranks' K and V."""
-        return {"all_gather": (1, self.ctx.size * self.kv_bytes(dtype))}
+    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
+        """All ranks' K and V, and the gradients of all ranks' K and V, wide."""
+        size = self.ctx.size
+        gathered, summed = size * self.kv_bytes(dtype), size * self.kv_bytes(wide(dtype))
+        return {"all_gather": (1, gathered)}, {"reduce_scatter": (1, summed)}
 
-    def backward_traffic(self, dtype: torch.dtype) -> Expected:
-        """The gradients of all ranks' K and V, wide."""
-        return {"reduce_scatter": (1, self.ctx.size * self.kv_bytes(wide(dtype)))}
-
-    def saved_bytes(self, dtype: torch.dtype) -> int:
-        """Queries, output and its norm of this rank; K and V of all."""
-        own = 2 * self.bytes_of(self.shape.heads, dtype) + self.norm_bytes(dtype)
-        return own + self.ctx.size * self.kv_bytes(dtype)
-
-    def pairs(self) -> int:
-        """One piece of queries against everything before it."""
-        return context_layout.contiguous_pairs(
-            self.shape.length, self.ctx.size, self.ctx.rank, self.shape.causal
-        )
-
-    def move(self, part: Tensors) -> None:
-        """Gather."""
-        whole_sequence(torch.stack((part.k, part.v)), self.ctx.size)
-
-    def sent_bytes(self, dtype: torch.dtype) -> int:
-        """Own K and V to everybody else."""
-        return (self.ctx.size - 1) * self.kv_bytes(dtype)
+    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
+        """All ranks', wide."""
+        return self.ctx.size * self.kv_bytes(wide(dtype))
 
 
-class Ring(Technique):
+class Ring(ContextParallel):
     """Keys and values pass from rank to rank, each rank holding one block at a time."""
 
     @cached_property
@@ -171,46 +88,65 @@ class Ring(Technique):
         """Once round."""
         return apply(RingAttention, q, torch.stack((k, v)), self.layout, tally)
 
-    def forward_traffic(self, dtype: torch.dtype) -> Expected:
-        """w-1 rounds of K and V."""
-        rounds = (self.ctx.size - 1, (self.ctx.size - 1) * self.kv_bytes(dtype))
-        return {"send": rounds, "recv": rounds}
-
-    def backward_traffic(self, dtype: torch.dtype) -> Expected:
-        """w-1 rounds of K and V, and w of their gradients, wide."""
+    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
+        """w-1 rounds of K and V; then w-1 rounds of K and V, and w of their gradients, wide."""
         size = self.ctx.size
-        sent = (size - 1) * self.kv_bytes(dtype) + size * self.kv_bytes(wide(dtype))
-        return {"send": (2 * size - 1, sent), "recv": (2 * size - 1, sent)}
+        there = (size - 1, (size - 1) * self.kv_bytes(dtype))
+        back = (2 * size - 1, there[1] + size * self.kv_bytes(wide(dtype)))
+        return {"send": there, "recv": there}, {"send": back, "recv": back}
 
-    def saved_bytes(self, dtype: torch.dtype) -> int:
-        """Queries, output, norm, K and V of this rank alone: no block that came by is kept."""
-        own = 2 * self.bytes_of(self.shape.heads, dtype) + self.norm_bytes(dtype)
-        return own + self.kv_bytes(dtype)
+    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
+        """This rank's alone: no block that came by is kept."""
+        return self.kv_bytes(dtype)
 
-    def buffer_bytes(self, dtype: torch.dtype) -> int:
-        """Other ranks' K and V at a time: the block in use and the one that is coming."""
-        return min(2, self.ctx.size - 1) * self.kv_bytes(dtype)
+    def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
+        """As well other ranks' K and V at a time: the block in use and the one that is coming."""
+        blocks = min(2, self.ctx.size - 1) * self.kv_bytes(dtype)
+        live = memory.entry("live unsharded", run.kept.buffer_bytes(), blocks)
+        return [*super().memory(dtype, run), live]
 
-    def pairs(self) -> int:
-        """One piece of queries against everything before it: unequal when nobody looks ahead."""
-        return context_layout.contiguous_pairs(
-            self.shape.length, self.ctx.size, self.ctx.rank, self.shape.causal
+    def moves(self) -> list[Move]:
+        """One round of keys and one of gradients, as the ring passes them on."""
+        size_bytes = self.kv_bytes(EXACT)
+        return [Move("send_recv", size_bytes, call=passing(what)) for what in (KEYS, GRADIENTS)]
+
+    def figures(self, tally: Tally) -> Mapping[str, float]:
+        """This rank's work over the mean, the busiest being the one that all wait for; and what is hidden."""
+        mean = context_layout.contiguous_pairs(self.shape.length, 1, 0, self.shape.causal) / self.ctx.size
+        scale = SCALES[self.ctx.device.type]
+        length = scale.tokens_of(self.ctx.size) * self.ctx.size
+        timed = type(self)(self.ctx, replace(self.shape, batch=1, length=length, dim=scale.dim))
+        return {"imbalance": tally.work() / mean, "overlap": timed.overlap()}
+
+    def overlap(self) -> float:
+        """How much of the passing of forward hides behind its computation, in the training dtype."""
+        ctx, shape = self.ctx, self.shape
+
+        def drawn(heads: int) -> torch.Tensor:
+            return torch.randn((1, heads, self.tokens, shape.dim), dtype=TRAINED, device=ctx.device)
+
+        q, k, v = (drawn(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+        block = torch.stack((k, v))
+        own = [(source, block) for source in range(ctx.size)]  # in the place of everybody's
+        runs = (
+            lambda: attend(fold(q, shape.kv_heads), own, self.layout, Tally()),
+            lambda: list(visits(block, ctx.rank, ctx.size)),
+            lambda: self.attend(q, k, v, Tally()),
         )
+        ctx.progress.phase("overlap")
+        with torch.no_grad():
+            for run in runs:
+                run()
+            return in_turn(ctx, runs, ITERATIONS)["overlap"]
 
-    def move(self, part: Tensors) -> None:
-        """Once round, without looking at the blocks."""
-        for _ in visits(torch.stack((part.k, part.v)), self.ctx.rank, self.ctx.size):
-            pass
 
-    def compute(self, part: Tensors) -> None:
-        """What forward computes, on this rank's own block in the place of everybody's."""
-        block = torch.stack((part.k, part.v))
-        blocks = [(source, block) for source in range(self.ctx.size)]
-        attend(fold(part.q, self.shape.kv_heads), blocks, self.layout, Tally())
+def passing(what: int) -> Callable[[Call], None]:
+    """One round of the ring, as `send_recv`."""
 
-    def sent_bytes(self, dtype: torch.dtype) -> int:
-        """w-1 blocks."""
-        return (self.ctx.size - 1) * self.kv_bytes(dtype)
+    def call(round_: Call) -> None:
+        Pass(round_.sent, round_.received, round_.rank, round_.size, what).arrived()
+
+    return call
 
 
 class ZigZag(Ring):
@@ -225,14 +161,14 @@ class ZigZag(Ring):
         return context_layout.zigzag_pairs(self.shape.length, self.ctx.size)
 
 
-class Ulysses(Technique):
+class Ulysses(ContextParallel):
     """All-to-all from parts of the sequence to parts of the heads, and back for the output.
 
     Fewer key heads than ranks are repeated until each rank has one (Jacobs et al.: DeepSpeed Ulysses, 2023).
     """
 
-    def __init__(self, ctx: Context, shape: Shape) -> None:
-        super().__init__(ctx, shape)
+    def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = EXACT) -> None:
+        super().__init__(ctx, shape, dtype)
         self.repeats = _repeats(shape, ctx.size)
         self.kv_heads = shape.kv_heads * self.repeats
 
@@ -247,36 +183,20 @@ class Ulysses(Technique):
         return apply(ToSequence, out, size)
 
     def _repeated(self, part: torch.Tensor) -> torch.Tensor:
-        batch, heads, tokens, dim = part.shape
-        wider = part.unsqueeze(2).expand(batch, heads, self.repeats, tokens, dim)
-        return wider.reshape(batch, heads * self.repeats, tokens, dim)
+        return part.repeat_interleave(self.repeats, 1)
 
-    def forward_traffic(self, dtype: torch.dtype) -> Expected:
-        """Q, K, V and the output."""
-        heads = 2 * self.shape.heads + 2 * self.kv_heads
-        return {"all_to_all": (4, self.bytes_of(heads, dtype))}
+    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
+        """Q, K, V and the output, and the gradients of the same four."""
+        four = {"all_to_all": (4, self.bytes_of(2 * self.shape.heads + 2 * self.kv_heads, dtype))}
+        return four, four
 
-    def backward_traffic(self, dtype: torch.dtype) -> Expected:
-        """The gradients of the same four."""
-        return self.forward_traffic(dtype)
-
-    def saved_bytes(self, dtype: torch.dtype) -> int:
-        """Queries, output, norm, K and V of 1/w of the heads: as much as 1/w of the sequence."""
-        own = 2 * self.bytes_of(self.shape.heads, dtype) + self.norm_bytes(dtype)
-        return own + 2 * self.bytes_of(self.kv_heads, dtype)
+    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
+        """1/w of the heads, of all of the sequence: as much as 1/w of the sequence."""
+        return 2 * self.bytes_of(self.kv_heads, dtype)
 
     def pairs(self) -> int:
         """All of the sequence, per head; each rank has the same number of heads."""
         return context_layout.contiguous_pairs(self.shape.length, 1, 0, self.shape.causal)
-
-    def move(self, part: Tensors) -> None:
-        """Four exchanges; the output goes back the way that the queries come."""
-        for tensor in (part.q, self._repeated(part.k), self._repeated(part.v), part.gradient):
-            to_heads(tensor, self.ctx.size)
-
-    def sent_bytes(self, dtype: torch.dtype) -> int:
-        """All but the own part of four exchanges."""
-        return self.forward_traffic(dtype)["all_to_all"][1] * (self.ctx.size - 1) // self.ctx.size
 
 
 def _repeats(shape: Shape, size: int) -> int:
@@ -288,4 +208,4 @@ def _repeats(shape: Shape, size: int) -> int:
         refused.append(f"{shape.kv_heads} key heads neither divide over {size} ranks nor repeat to {size}")
     if refused:
         raise ValueError("; ".join(refused))
-    return max(size // shape.kv_heads, 1) if shape.kv_heads < size else 1
+    return max(size // shape.kv_heads, 1)

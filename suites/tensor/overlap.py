@@ -20,16 +20,15 @@ import torch.distributed as dist
 from torch.autograd import Function
 from torch.nn import functional
 
+from fixtures.ranks.collectives.calls import Call
 from fixtures.ranks.collectives.collectives import Collective
-from fixtures.ranks.collectives.shapes import count_for
 from fixtures.ranks.engines import engine
-from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, Entries, Run, run_once
 from fixtures.ranks.study.overlap import in_turn
-from fixtures.ranks.study.pattern import ITERATIONS
+from fixtures.ranks.study.pattern import ITERATIONS, Move
 from suites.tensor import blocks
 from suites.tensor.blocks import SEQUENCE, Split
 from suites.tensor.regions import Group, all_gather, reduce_scatter
@@ -172,31 +171,21 @@ class FusedMlp(Functional):
 
     def exchange(self, ctx: Context, kind: str) -> Collective:
         """Send it through the fused operations."""
-        form, size_bytes = format_of("fp64"), SIZE_BYTES[ctx.device.type]
-        count = count_for(kind, size_bytes, ctx.size, form)
-        exact = Exact(ctx, kind, form.name, "sum", count, size_bytes=size_bytes)
-        exact.ops = self.ops
-        return exact
+        return Move(kind, SIZE_BYTES[ctx.device.type], call=self._moved).exchange(ctx, "fp64")
+
+    def _moved(self, call: Call) -> None:
+        """Gather beside a product, or sum behind one: with the identity, which changes no number."""
+        columns = math.gcd(call.sent.numel(), call.received.numel(), _COLUMNS)
+        matrix, received = call.sent.view(-1, columns), call.received.view(-1, columns)
+        one = torch.eye(columns, dtype=matrix.dtype, device=matrix.device)
+        if call.sent.numel() < call.received.numel():
+            received.copy_(self.ops.gather(matrix, [one], 0)[0])
+        else:
+            received.copy_(self.ops.scatter(matrix, one, 0))
 
     def figures(self, ctx: Context) -> Mapping[str, float]:
         """How much is hidden."""
         return {"overlap": overlap(ctx, self.ops)}
-
-
-class Exact(Collective):
-    """An exact payload through the fused operations: gathered beside a product, summed behind one with 1."""
-
-    ops: Fused
-
-    def run(self, i: int) -> None:
-        """Move iteration i; a product with the identity changes no number of the payload."""
-        sent, received = self.input(i), self.output(i)
-        columns = math.gcd(self.count, _COLUMNS)
-        matrix, one = sent.view(-1, columns), torch.eye(columns, dtype=sent.dtype, device=sent.device)
-        if self.collective == "all_gather":
-            received.view(-1, columns).copy_(self.ops.gather(matrix, [one], 0)[0])
-        else:
-            received.view(-1, columns).copy_(self.ops.scatter(matrix, one, 0))
 
 
 def overlap(ctx: Context, ops: Fused) -> float:

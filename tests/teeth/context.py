@@ -200,6 +200,7 @@ def _flip(tensor: torch.Tensor, bit: int) -> None:
 
 GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "context.zigzag", "context.ulysses"
 KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
+KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
     Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
@@ -210,6 +211,7 @@ BUGS = [
     Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
     Bug("gathered keys kept with their buffer", GATHERED, CAUSAL, KEPT, ("memory",)),
     Bug("keys of all ranks kept", RING, CAUSAL, KEPT, ("memory",)),
+    Bug("keys of all ranks kept in bf16", RING, CAUSAL, KEPT_IN_BF16, ("memory",)),
     Bug("keys of all ranks kept", ZIGZAG, SIZES, KEPT, ("memory",)),
     Bug("keys of all ranks kept", ULYSSES, HEADS, KEPT, ("memory",)),
     Bug("stale block", RING, CAUSAL, passing(stale, (KEYS,)), ("parity", "wrong")),

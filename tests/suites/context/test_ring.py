@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study import parity
-from suites.context import payload, trial
+from fixtures.ranks.study.driver import EXACT, Seen
+from fixtures.ranks.study.pattern import sent
 from suites.context.ring_attention import KEYS
-from suites.context.techniques import Ring, Shape
+from suites.context.technique import Shape
+from suites.context.techniques import SCALES, Ring
 from suites.context.test_context import CONTEXT
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import load, red
@@ -39,9 +41,7 @@ def _posted(ctx: Context) -> list[tuple[str, int]]:
         return call
 
     with replaced(dist, "batch_isend_irecv", make):
-        technique = Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, True))
-        part = trial.drawn(ctx, technique.shape, torch.float64).each(technique.mine)
-        trial.passed(technique, part)
+        Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, True)).run(EXACT, Seen())
     return posted
 
 
@@ -113,15 +113,14 @@ def out_of_turn(original: Any) -> Any:
 def _error_out_of_turn(ctx: Context, ignore_tags: bool) -> float:
     """How far the gradients are off when rank 0 issues its passes in another order than its peers do."""
     technique = Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, False))
-    whole = trial.drawn(ctx, technique.shape, torch.float64)
     with ExitStack() as layers:
         if ignore_tags:
             layers.enter_context(replaced(dist, "batch_isend_irecv", in_order_of_issue))
         if ctx.rank == 0:
             layers.enter_context(replaced(dist, "batch_isend_irecv", out_of_turn))
-        found = trial.passed(technique, whole.each(technique.mine)).results
-    right = trial.unsharded(whole, technique.shape)
-    return max(parity.relative(a, technique.mine(b)) for a, b in zip(found, right, strict=True))
+        left = technique.run(EXACT, Seen())
+    right = technique.part(technique.reference(EXACT), left.kept)
+    return max(parity.relative(left.results[name], right[name]) for name in right)
 
 
 def test_a_ring_whose_ranks_issue_in_different_orders_is_seen_only_where_tags_are_ignored() -> None:
@@ -134,7 +133,10 @@ def test_a_ring_whose_ranks_issue_in_different_orders_is_seen_only_where_tags_ar
 
 def _spoiled(ctx: Context) -> list[dict[str, Any]]:
     with passing(low_bit, ranks=(1,))():
-        return payload.around(ctx)
+        wrong: list[dict[str, Any]] = sent(ctx, Ring(ctx, Shape(1, 2 * ctx.size, 2, 1, 4, True)).moves())[
+            "wrong"
+        ]
+        return wrong
 
 
 def test_a_hop_that_spoils_data_is_named_by_the_rank_behind_it_alone() -> None:
@@ -142,3 +144,13 @@ def test_a_hop_that_spoils_data_is_named_by_the_rank_behind_it_alone() -> None:
     assert [bool(wrong) for wrong in said] == [False, True, False, False]
     assert {wrong["source_rank"] for wrong in said[1]} == {0}
     assert all(re.search("bit 0 flipped", wrong["looks_like"]) for wrong in said[1])
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_blocks_that_are_timed_get_smaller_as_there_are_more_of_them(kind: str) -> None:
+    scale = SCALES[kind]
+    assert [scale.tokens_of(ranks) for ranks in (2, 8, 64)] == [scale.tokens] * 3
+    for ranks in (100, 512, 4096):
+        tokens = scale.tokens_of(ranks)
+        assert tokens % 64 == 0
+        assert ranks * tokens**2 <= 64 * scale.tokens**2 or tokens == 64

@@ -19,7 +19,7 @@ def test_every_part_of_every_step_holds(size: int) -> None:
     cases = [(case.step, case.parameters) for case in STEPS]
     found = assert_green(size, cases, parts=PARTS)
     for (step, _), ranks in zip(cases, found, strict=True):
-        assert all(rank["figures"]["bandwidth"] > 0 for rank in ranks), step
+        assert all(rank["figures"]["pattern"] > 0 for rank in ranks), step
 
 
 @pytest.mark.parametrize("size", [2, 4])

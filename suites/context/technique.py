@@ -1,0 +1,203 @@
+"""A technique of context parallelism on this rank, beside torch's own attention over the whole sequence."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory, parity
+from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.pattern import Move
+from fixtures.ranks.study.traffic import Expected
+from suites.context import layout as context_layout
+from suites.context.layout import Layout, Span
+from suites.context.ring_attention import BlockAttention, Tally, apply, wide
+
+NAMES = ("forward", "grad:q", "grad:k", "grad:v")
+ALONE = "forward of one head on this rank alone"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is attended: query heads share the key heads in equal groups."""
+
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    dim: int
+    causal: bool
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} query heads do not share {self.kv_heads} key heads evenly")
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Queries, keys, values, and the gradient of the output: (batch, heads, positions, dim)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    gradient: torch.Tensor
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+        """The same four, changed."""
+        return Tensors(*(change(tensor) for tensor in (self.q, self.k, self.v, self.gradient)))
+
+    def leaves(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, to be differentiated by."""
+        q, k, v = (tensor.detach().requires_grad_() for tensor in (self.q, self.k, self.v))
+        return q, k, v
+
+
+class ContextParallel(Technique[Tally]):
+    """One way to attend. `places` are the positions of every rank's part of the sequence.
+
+    Inputs are numbers of the one dtype in which it is studied: those that bf16 holds would not show that an
+    fp64 run rounds its blocks to bf16 on the wire.
+    """
+
+    local = (ALONE,)
+
+    def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = EXACT) -> None:
+        if ctx.size < 2:
+            raise ValueError("context parallelism needs at least 2 ranks; this world has 1")
+        self.ctx, self.shape, self.dtypes = ctx, shape, (dtype,)
+        self.places = self.cut(shape.length, ctx.size)
+        self.tokens = shape.length // ctx.size
+
+    def cut(self, length: int, size: int) -> list[torch.Tensor]:
+        """Divide the positions among the ranks."""
+        return context_layout.contiguous(length, size)
+
+    @abstractmethod
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
+        """Attend with this rank's parts; can be differentiated."""
+
+    @abstractmethod
+    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
+        """The closed forms of what forward and backward issue."""
+
+    @abstractmethod
+    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
+        """The closed form of the keys and values that forward saves for backward."""
+
+    def pairs(self) -> int:
+        """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
+        shape, ctx = self.shape, self.ctx
+        return context_layout.contiguous_pairs(shape.length, ctx.size, ctx.rank, shape.causal)
+
+    def moves(self) -> list[Move]:
+        """What is sent in exact payloads: each collective that it issues."""
+        forward, backward = self.issued(EXACT)
+        forms = {**forward, **backward}.items()
+        return [Move(kind, size // count) for kind, (count, size) in forms for _ in range(count)]
+
+    def figures(self, tally: Tally) -> Mapping[str, float]:
+        """Measure what this technique alone has."""
+        return {}
+
+    # as the driver asks
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Tally]:
+        """Forward and backward with this rank's part; its kernel alone on one head of the whole sequence."""
+        whole, tally = self.drawn(dtype), Tally()
+        part = whole.each(self.mine)
+        leaves = part.leaves()
+        with seen("forward"):
+            out = self.attend(*leaves, tally)
+        with seen("backward"):
+            gradients = torch.autograd.grad(out, leaves, part.gradient)
+        found = dict(zip(NAMES, (out.detach(), *gradients), strict=True))
+        return Left({**found, ALONE: self._alone(whole)}, tally)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Output and gradients of torch's own attention over the whole sequence."""
+        found = dict(zip(NAMES, unsharded(self.drawn(dtype), self.shape), strict=True))
+        return {**found, ALONE: found["forward"][:, :1]}
+
+    def part(self, whole: Named, kept: Tally) -> Named:
+        """This rank's positions; what it computed alone is of all of them."""
+        return {name: one if name == ALONE else self.mine(one) for name, one in whole.items()}
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """What forward and backward issue, among all ranks."""
+        forward, backward = self.issued(dtype)
+        return [
+            Form(forward, "cp forward", phase="forward"),
+            Form(backward, "cp backward", phase="backward"),
+        ]
+
+    def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
+        """What forward saves for backward: queries, keys, values, and, wide, the output and its norm."""
+        leaves, heads = self.drawn(dtype).each(self.mine).leaves(), self.shape.heads
+        found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
+        output = self.bytes_of(heads, wide(dtype))
+        expected = self.bytes_of(heads, dtype) + output + output // self.shape.dim
+        return [memory.entry("activations", found, expected + self.saved_kv_bytes(dtype))]
+
+    def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
+        """The work that was done is the closed form's."""
+        found, right = (torch.tensor(count) for count in (run.kept.work(), self.pairs()))
+        return [parity.equal("balance: work against its closed form", found, right)]
+
+    # parts
+
+    def drawn(self, dtype: torch.dtype) -> Tensors:
+        """The whole sequence, the same on every rank."""
+        shape, generator = self.shape, torch.Generator().manual_seed(self.ctx.seed)
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+        sizes = [(shape.batch, count, shape.length, shape.dim) for count in heads]
+        values = [torch.randn(size, generator=generator, dtype=EXACT) for size in sizes]
+        return Tensors(*(value.to(self.dtypes[0]).to(self.ctx.device, dtype) for value in values))
+
+    def mine(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole sequence."""
+        return whole.index_select(2, self.places[self.ctx.rank].to(whole.device)).contiguous()
+
+    def span(self, positions: torch.Tensor) -> Span:
+        """Positions where the tensors are."""
+        return Span.of(positions, self.ctx.device)
+
+    def bytes_of(self, heads: int, dtype: torch.dtype) -> int:
+        """Bytes of `heads` heads of this rank's part of the sequence."""
+        return self.shape.batch * heads * self.tokens * self.shape.dim * dtype.itemsize
+
+    def kv_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of this rank's keys and values."""
+        return 2 * self.bytes_of(self.shape.kv_heads, dtype)
+
+    def _alone(self, whole: Tensors) -> torch.Tensor:
+        """Of one head: wrong here, no peer had a part in it."""
+        span = self.span(torch.arange(self.shape.length))
+        layout = Layout(0, span, (span,), self.shape.causal)
+        head = torch.stack((whole.k[:, :1], whole.v[:, :1]))
+        return apply(BlockAttention, whole.q[:, :1], head, layout, Tally())
+
+
+def unsharded(whole: Tensors, shape: Shape) -> tuple[torch.Tensor, ...]:
+    """Output and gradients of torch's own attention over the whole sequence, on this rank alone.
+
+    Head by head: in a large world all scores at once would not fit, and nothing is left to do about groups.
+    """
+    kept = wide(whole.q.dtype)
+    found = [torch.empty_like(whole.q), torch.empty_like(whole.q)]
+    shared = [torch.zeros_like(whole.k, dtype=kept), torch.zeros_like(whole.v, dtype=kept)]
+    for head in range(shape.heads):
+        key = head * shape.kv_heads // shape.heads
+        one = Tensors(whole.q[:, head], whole.k[:, key], whole.v[:, key], whole.gradient[:, head])
+        leaves = one.leaves()
+        out = F.scaled_dot_product_attention(*leaves, is_causal=shape.causal)
+        results = (out.detach(), *torch.autograd.grad(out, leaves, one.gradient))
+        for place, result in zip(found, results[:2], strict=True):
+            place[:, head] = result
+        for total, result in zip(shared, results[2:], strict=True):
+            total[:, key] += result
+    return *found, *(total.to(whole.k.dtype) for total in shared)
