@@ -90,32 +90,32 @@ ENGINE = [
     )
     for kind in ("balanced", "skewed")
 ]
-REPEATED = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG]
-TIMED_ONLY = [*LATENCY, *PATTERN]
+OWN = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN]
+ALL = [*OWN, *ENGINE]
 
 
-@over(REPEATED, INSIDE, NETWORK)
+@over(OWN, INSIDE, NETWORK)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Every token comes home as it left; outputs and gradients are those of one big model; twice the same."""
     check.measure_step()
     check.judge_parity()
 
 
-@over([*NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
-def test_what_was_timed_arrived(check: Check) -> None:
-    """The rows of every timed exchange are all there, bit for bit."""
+@over(ENGINE, INSIDE, NETWORK)
+def test_parity_of_the_engine(check: Check) -> None:
+    """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
     check.measure_step()
-    check.judge_parity(repeat=False)
+    check.judge_parity(payload=False)
 
 
-@over([*REPEATED, *NORMAL, *TIMED_ONLY], INSIDE, NETWORK)
+@over(ALL, INSIDE, NETWORK)
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """As many rows go as the routing table says, nothing is padded, and a token crosses to a node once."""
     check.measure_step()
     check.judge_traffic()
 
 
-@over(PARITY, INSIDE, NETWORK)
+@over([*PARITY, *ENGINE], INSIDE, NETWORK)
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the router and its share of the experts."""
     check.measure_step()
@@ -129,23 +129,9 @@ def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
     check.judge_time()
 
 
-@over(ENGINE, INSIDE, NETWORK)
-def test_parity_of_the_engine(check: Check) -> None:
-    """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
-    check.measure_step()
-    check.judge_parity()
-
-
-@over(ENGINE, INSIDE, NETWORK)
-def test_time_of_the_engine_is_recorded(check: Check) -> None:
-    """DeepEP's own dispatch and combine, by its own definition of bytes."""
-    check.measure_step()
-    check.judge_time()
-
-
-@over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK)
+@over([case for case in ALL if case not in NORMAL], INSIDE, NETWORK)
 def test_time_is_recorded(check: Check) -> None:
-    """Imbalance, saved bytes, latency, utilisation of both sides."""
+    """Imbalance, saved bytes, latency, utilisation of both sides; an engine by its own definition of bytes."""
     check.measure_step()
     check.judge_time()
 
