@@ -131,7 +131,7 @@ def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
 
 @over([case for case in ALL if case not in NORMAL], INSIDE, NETWORK)
 def test_time_is_recorded(check: Check) -> None:
-    """Imbalance, saved bytes, latency, utilisation of both sides; an engine by its own definition of bytes."""
+    """Imbalance, saved bytes, latency, utilisation of both sides; DeepEP by its own definition of bytes."""
     check.measure_step()
     check.judge_time()
 
