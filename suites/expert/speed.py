@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,12 +58,12 @@ class Traffic(Technique[None]):
     dtypes = (TRAINED,)
 
     def __post_init__(self) -> None:
-        own = self.goes[self.ctx.rank]
+        own = self.goes[self.ctx.rank].to(self.ctx.device)
         self.matrix = [one.sum(0).tolist() for one in self.goes]
         self.sent, self.received = self.matrix[self.ctx.rank], column(self.matrix, self.ctx.rank)
-        self.token = torch.where(own.T)[1].to(self.ctx.device)
+        self.token = torch.where(own.T)[1]
         self.rows = self.token.argsort(stable=True)
-        each = own.sum(1).to(self.ctx.device)
+        each = own.sum(1)
         self.first_row = each.cumsum(0) - each
         self.x = self.tokens_of(self.ctx.rank)
         self.arrived = self.x.new_empty(sum(self.received), self.hidden)
@@ -83,7 +83,7 @@ class Traffic(Technique[None]):
         return self.arrived
 
     def combine(self) -> Tensor:
-        """Send back and add up, in the dtype of the tokens; give what was added up."""
+        """Send back and add up, in the dtype of the tokens; give what came back."""
         dist.all_to_all_single(self.back, self.arrived, self.sent, self.received, group=self.group)
         self.summed()
         return self.back
@@ -96,8 +96,8 @@ class Traffic(Technique[None]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
         """Dispatch and combine."""
         with seen():
-            moved = {"tokens at experts": self.dispatch().clone(), "tokens at home": self.combine().clone()}
-        return Left({}, None, {f"{what}, once a rank": rows for what, rows in moved.items()})
+            arrived, back = self.dispatch().clone(), self.combine().clone()
+        return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
 
     def reference(self, dtype: torch.dtype) -> Named:
         """What moves is not computed: see `beside`."""
@@ -105,10 +105,8 @@ class Traffic(Technique[None]):
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Every token arrives and comes home bit for bit."""
-        rights = (self.right, self.x[self.token])
-        pairs = zip(run.left.moved.items(), rights, strict=True)
-        of = f"{self.variant}: " if self.variant else ""
-        return [equal(f"{of}{what}", found, right) for (what, found), right in pairs]
+        rights = {"tokens at experts": self.right, "tokens at home": self.x[self.token]}
+        return [equal(what, run.left.moved[what], right) for what, right in rights.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Rows there, and as many as came back."""
@@ -129,7 +127,6 @@ class Traffic(Technique[None]):
         return paced(ctx, ways, received_bytes, iterations, budget_s)
 
 
-@dataclass
 class Watched:
     """A call as an `Exchange`; all ranks enter it together.
 
@@ -138,17 +135,13 @@ class Watched:
     still hold that.
     """
 
-    call: Callable[[], Tensor]
-    right: Tensor
     host_clock = False
     lockstep = True
     kept = 1
-    wrong: Tensor = field(init=False)
-    left: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.left = self.right.clone()
-        self.wrong = torch.zeros(1, dtype=torch.int64, device=self.right.device)
+    def __init__(self, call: Callable[[], Tensor], right: Tensor) -> None:
+        self.call, self.right, self.left = call, right, right.clone()
+        self.wrong = torch.zeros(1, dtype=torch.int64, device=right.device)
 
     def prepare(self, i: int) -> None:
         """Look at what the one before left, and take it away; the same rows go again."""

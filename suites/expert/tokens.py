@@ -62,19 +62,15 @@ class RoundTrip(Technique[None]):
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
         """Dispatch and combine, and count the rows that all ranks sent and received."""
+        ctx, group, slots = self.ctx, self.group, self.shape.top_k
         with seen():
-            arrived, home, totals = self._trip(self.routed[self.ctx.rank], self.everybodys[self.ctx.rank])
-        return Left(_named(arrived, home, totals), None)
-
-    def _trip(self, chosen: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slots = self.shape.top_k
-        layout = lay_out(chosen, self.shape.experts, self.ctx.size, self.group)
-        arrived = exchange(copies(rows, layout.order, slots), layout.sent, layout.received, self.group)
-        by_expert = arrived[layout.grouped]
-        home = exchange(by_expert[inverse(layout.grouped)], layout.received, layout.sent, self.group)
-        totals = torch.tensor([sum(layout.sent), arrived.shape[0]], device=self.ctx.device)
-        dist.all_reduce(totals, group=self.group)
-        return by_expert, returned(home, layout.order, slots), totals
+            layout = lay_out(self.routed[ctx.rank], self.shape.experts, ctx.size, group)
+            rows = copies(self.everybodys[ctx.rank], layout.order, slots)
+            arrived = exchange(rows, layout.sent, layout.received, group)[layout.grouped]
+            home = exchange(arrived[inverse(layout.grouped)], layout.received, layout.sent, group)
+            totals = torch.tensor([sum(layout.sent), len(arrived)], device=ctx.device)
+            dist.all_reduce(totals, group=group)
+        return Left(_named(arrived, returned(home, layout.order, slots), totals), None)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Where every token must be: no row is lost or made."""

@@ -105,15 +105,8 @@ class Edges(Technique[None]):
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Every word has come, and names itself."""
-        wrong = {name: way.check(0) for name, way in self.ways.items()}
-        return [
-            {
-                "what": f"{name} of {self.variant}",
-                "error": float(one["count"] if one else 0),
-                "tolerance": 0.0,
-            }
-            for name, one in wrong.items()
-        ]
+        counts = {name: (way.check(0) or {"count": 0})["count"] for name, way in self.ways.items()}
+        return [{"what": name, "error": float(count), "tolerance": 0.0} for name, count in counts.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """One message for every peer, and one all_to_all, into which an expert rank puts nothing."""

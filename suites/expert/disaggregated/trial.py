@@ -41,6 +41,7 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
     with sides(ctx, attention) as roles:
         apart = Apart(ctx, roles, draw, free)
         found = study(ctx, apart)
+        timing.barrier(ctx)
         _, alone = run_pass(ctx, roles, made.first(), paced)
         timing.barrier(ctx)
         ends, timed = run_pass(ctx, roles, made, paced)

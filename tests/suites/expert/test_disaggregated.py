@@ -58,7 +58,7 @@ def test_a_side_is_never_without_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "experts"), [(1, 1), (1, 3), (3, 1), (2, 6), (6, 2), (16, 48), (128, 384)]
+    ("attention", "experts"), [(1, 1), (1, 3), (3, 1), (2, 6), (6, 2), (32, 32), (128, 384)]
 )
 def test_every_message_of_uneven_sides_has_two_ends(attention: int, experts: int) -> None:
     ranks = attention + experts

@@ -12,9 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
-from suites.expert.disaggregated.model import Pace, problem
-from suites.expert.disaggregated.passes import Sides
-from suites.expert.disaggregated.traffic import batch_rows, expected_traffic
+from suites.expert.disaggregated.model import Pace
 from suites.expert.groups import Nodes, nodes_of, visited
 from suites.expert.layer import route
 from suites.expert.limited import crossing, hop_matrices, limited_tables
@@ -90,21 +88,6 @@ def test_a_token_crosses_to_at_most_m_nodes_and_once_to_each(ranks: int) -> None
     assert sum(crossing(second, rank, nodes) for rank in range(ranks)) == 0
 
 
-@pytest.mark.parametrize("ranks", SIZES)
-def test_every_message_between_the_sides_has_two_ends(ranks: int) -> None:
-    half = ranks // 2
-    roles = Sides(range(half), range(half, ranks), None, None)
-    shape = Shape(4, 8, 4, 2 * half, 2)
-    made = problem(context(0, ranks), "skewed", shape, EXACT, layers=2, micro_batches=2, ranks=half)
-    rows = batch_rows(made, roles)
-    totals = [expected_traffic(made, roles, rows, rank) for rank in range(ranks)]
-    for part in (0, 1):
-        assert sum(one["send"][part] for one in totals) == sum(one["recv"][part] for one in totals)
-    rows_bytes = 2 * 2 * 2 * half * 2 * 4 * 8 * 8  # there and back, layers, batches, ranks, k T, hidden, fp64
-    header_bytes = 2 * 2 * half * 8 * shape.experts
-    assert sum(one["send"][1] for one in totals) == rows_bytes + header_bytes
-
-
 def issued(technique: Technique[None]) -> list[dict[str, Any]]:
     """What a technique issues in a fake world, beside its closed forms."""
     (dtype,) = technique.dtypes
@@ -173,14 +156,6 @@ def test_real_nodes_count_where_there_are_several() -> None:
 
 def test_the_best_experts_are_those_of_the_scores() -> None:
     assert top_k(torch.tensor([[0.1, 0.9, 0.5]]), 2).tolist() == [[1, 2]]
-
-
-@pytest.mark.quiet
-def test_figures_of_both_sides_rise_with_micro_batches() -> None:
-    cases = [("expert.m2n", {**APART, "layers": 3, "micro_batches": m, "stage_ms": 20.0}) for m in (1, 3)]
-    one, three = (results[0]["figures"] for results in assert_green(2, cases))
-    assert three["utilisation"] > 1.2 * one["utilisation"]
-    assert one["utilisation"] < 0.6
 
 
 def test_even_tables_cost_a_number_per_row_and_not_per_expert(monkeypatch: pytest.MonkeyPatch) -> None:
