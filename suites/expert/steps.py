@@ -169,17 +169,20 @@ def deepep(
     """The same tokens and the same layer through DeepEP's Buffer; n/a where no node has it.
 
     A token goes once to every rank that has one of its experts, so D_r rows of bf16 come to rank r (DeepEP's
-    recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send.
+    recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send;
+    it counts the router's gradient, and carries the exact payloads.
     """
     shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
     count, width, slots = sizes[ctx.device.type]
     with opened(ctx, module, max(hidden, width)) as made:
         tokens = Carried(ctx, made, load(ctx, routing, shape))
-        told = answer(study(ctx, tokens), study(ctx, Carrying(ctx, layer(ctx, routing, shape), made)))
+        whole = Carrying(ctx, layer(ctx, routing, shape), made)
+        told = answer(study(ctx, tokens), study(ctx, whole))
         large = Shape(count, width, 1, experts_per_rank * ctx.size, slots)
         timed = paces(ctx, made, load(ctx, "even", large), iterations, budget_s)
-    return {**told, **timed, "parity": told["parity"] + timed["parity"]}
+    wrong = exact(ctx, scaled(whole.sent, hidden))
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], "wrong": wrong}
 
 
 @step

@@ -90,22 +90,14 @@ ENGINE = [
     )
     for kind in ("balanced", "skewed")
 ]
-OWN = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN]
-ALL = [*OWN, *ENGINE]
+ALL = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
 
 
-@over(OWN, INSIDE, NETWORK)
+@over(ALL, INSIDE, NETWORK)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Every token comes home as it left; outputs and gradients are those of one big model; twice the same."""
     check.measure_step()
     check.judge_parity()
-
-
-@over(ENGINE, INSIDE, NETWORK)
-def test_parity_of_the_engine(check: Check) -> None:
-    """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
-    check.measure_step()
-    check.judge_parity(payload=False)
 
 
 @over(ALL, INSIDE, NETWORK)
