@@ -22,11 +22,10 @@ from suites.expert.engine import Carried, Carrying, load, paces
 from suites.expert.groups import nodes_of
 from suites.expert.limited import Limited
 from suites.expert.parity import Experts, layer
-from suites.expert.parts import every_size
+from suites.expert.parts import every_size, sizes_in
 from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, even_traffic
 from suites.expert.tokens import RoundTrip, exact
-from suites.expert.worlds import sizes_in
 
 
 @step

@@ -12,10 +12,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fixtures.ranks.steps import REGISTRY, Context
 from suites.expert.groups import Nodes
 from suites.expert.limited import limited_tables
-from suites.expert.parts import in_part
+from suites.expert.parts import divided, in_part, sizes_in
 from suites.expert.routing import Shape
 from suites.expert.tokens import TAGS
-from suites.expert.worlds import divided, sizes_in
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.expert.test_steps import issued
 from tests.suites.parallel import assert_green, load, red
