@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,26 +11,18 @@ from torch import Tensor
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
+from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from suites.expert.deepep import Arrived, Engine, combined, dispatched
 from suites.expert.layer import Sharded, route
-from suites.expert.parity import (
-    Layer,
-    Results,
-    compared_bf16,
-    gradient,
-    results,
-    run_unsharded,
-    whole,
-)
-from suites.expert.payload import stream
+from suites.expert.parity import Experts, Layer, results
 from suites.expert.routing import Shape, counts, tables, uniform
-from suites.expert.speed import Repeated, figures, rank_tables, timed
+from suites.expert.speed import Watched, paced, rank_tables
+from suites.expert.tokens import stream
 
 _ROWS, _WEIGHTS = 770, 771
 _DIGIT_BITS = 14  # of a row's number in one finite bf16 pattern
 _PATTERN = (1 << _DIGIT_BITS) - 1
 _SMALL = 15  # sums of so small integers over 16 ranks are exact in bf16
-Entries = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ def load(ctx: Context, routing: str, shape: Shape) -> Load:
 
 def _rows(ctx: Context, rank: int, count: int, shape: Shape) -> Tensor:
     """A finite pattern in every element, but the number of the row in the first two."""
-    words = stream(ctx, rank, _ROWS, 0, count * shape.hidden // 4).view(torch.int16) & _PATTERN
+    words = stream(ctx, rank, _ROWS, count * shape.hidden // 4).view(torch.int16) & _PATTERN
     rows = words.view(count, shape.hidden)
     number = torch.arange(count, device=ctx.device) + rank * shape.tokens
     rows[:, 0], rows[:, 1] = number >> _DIGIT_BITS, number & _PATTERN
@@ -81,24 +74,37 @@ def _by_number(rows: Tensor) -> Tensor:
     return (digits[:, 0] << _DIGIT_BITS | digits[:, 1]).argsort(stable=True)
 
 
-def tokens_trial(ctx: Context, made: Engine, given: Load) -> tuple[Entries, Entries]:
-    """Compare with what must arrive and come home, and with a second time."""
-    entries, delivered = _conservation(ctx, made, given)
-    _, again = _conservation(ctx, made, given)
-    return entries, _repeated("tokens", again, delivered)
+@dataclass
+class Carried(Technique[tuple[Arrived, Tensor]]):
+    """Every token, its experts and its weights arrive; integers come home added up once for each rank."""
 
+    ctx: Context
+    made: Engine
+    given: Load
+    dtypes = (TRAINED,)
 
-def _conservation(ctx: Context, made: Engine, given: Load) -> tuple[Entries, list[Tensor]]:
-    """Every token, its experts and its weights arrive; integers come home added up once for each rank.
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[tuple[Arrived, Tensor]]:
+        """Send tokens there, and others the same way there and back."""
+        given, own = self.given, self.ctx.rank
+        found = self.made.dispatch(given.rows[own], given.weights[own], given.chosen[own], given.experts)
+        came = self.made.again(_small(given.rows[own]), found.handle)
+        home, _ = self.made.combine(came, found.handle)
+        brought = _numbered("tokens", [found.rows, found.experts, _weights(found), came, home])
+        return Left({}, (found, home), brought)
 
-    Also what was delivered, for a second time to be compared with.
-    """
-    own = ctx.rank
-    found = made.dispatch(given.rows[own], given.weights[own], given.chosen[own], given.experts)
-    came = made.again(_small(given.rows[own]), found.handle)
-    home, _ = made.combine(came, found.handle)
-    entries = [*arrival(given, found, own), _home(given, home, own)]
-    return entries, [found.rows, found.experts, _weights(found), came, home]
+    def reference(self, dtype: torch.dtype) -> Named:
+        """What moves is not computed: see `beside`."""
+        return {}
+
+    def beside(self, dtype: torch.dtype, run: Run[tuple[Arrived, Tensor]]) -> Entries:
+        """Compare bit for bit."""
+        found, home = run.kept
+        right = small_sums(self.given, self.ctx.rank)
+        return [*arrival(self.given, found, self.ctx.rank), parity.equal("tokens at home", home, right)]
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """What the engine's kernels send, torch cannot count."""
+        return []
 
 
 def arrival(given: Load, found: Arrived, rank: int) -> Entries:
@@ -115,8 +121,9 @@ def arrival(given: Load, found: Arrived, rank: int) -> Entries:
     ]
 
 
-def _home(given: Load, home: Tensor, rank: int) -> dict[str, Any]:
-    return parity.equal("tokens at home", home, _small(given.rows[rank]) * given.visited(rank))
+def small_sums(given: Load, rank: int) -> Tensor:
+    """What a rank's small integers come home as."""
+    return _small(given.rows[rank]) * given.visited(rank)
 
 
 def _weights(found: Arrived) -> Tensor:
@@ -128,89 +135,52 @@ def _small(rows: Tensor) -> Tensor:
     return (rows.view(torch.int16) & _SMALL).to(torch.bfloat16)
 
 
-def run_layer(ctx: Context, made: Layer, by: Engine) -> tuple[Results, list[Tensor]]:
-    """One forward and backward in bf16 through the engine, and everything that it brought."""
-    model = Sharded(whole(ctx, made, torch.bfloat16), made.wanted[ctx.rank], ctx.rank, ctx.size)
-    x = made.tokens[ctx.rank].to(torch.bfloat16).detach().requires_grad_()
-    logits = x.double() @ model.router.weight.double().T
-    weights, chosen = route(logits, model.wanted, model.top_k, torch.float32)
-    kept: list[Any] = []
-    rows, shares, found = dispatched(x, weights, chosen, made.shape.experts, by, kept)
-    done = torch.zeros_like(rows)
-    for number, expert in enumerate(model.experts):
-        row, slot = torch.where(found.experts == number)
-        done = done.index_add(0, row, expert(rows[row]) * shares[row, slot, None].to(rows.dtype))
-    out = combined(done, found.handle, by, kept)
-    torch.autograd.backward(out, made.targets[ctx.rank].to(torch.bfloat16))
-    model.synchronise()
-    moved = [found.rows.detach(), _weights(found).detach(), *kept[1:]]
-    return results(out, gradient(x), model.router, model.experts), moved
+class Carrying(Experts):
+    """The layer by the engine, which carries bf16 alone."""
+
+    dtypes = (TRAINED,)
+
+    def __init__(self, ctx: Context, made: Layer, by: Engine) -> None:
+        super().__init__(ctx, made)
+        self.by = by
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
+        """One forward and backward, and everything that the engine brought."""
+        made, rank = self.made, self.ctx.rank
+        model = Sharded(self.whole(dtype), made.wanted[rank], rank, self.ctx.size)
+        x = made.tokens[rank].to(dtype).detach().requires_grad_()
+        logits = x.double() @ model.router.weight.double().T
+        weights, chosen = route(logits, model.wanted, model.top_k, torch.float32)
+        kept: list[Any] = []
+        rows, shares, found = dispatched(x, weights, chosen, made.shape.experts, self.by, kept)
+        done = torch.zeros_like(rows)
+        for number, expert in enumerate(model.experts):
+            row, slot = torch.where(found.experts == number)
+            done = done.index_add(0, row, expert(rows[row]) * shares[row, slot, None].to(rows.dtype))
+        out = combined(done, found.handle, self.by, kept)
+        torch.autograd.backward(out, made.targets[rank].to(dtype))
+        with seen():
+            model.synchronise()
+        brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
+        return Left(results(out, x, model.router, model.experts), model, brought)
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """The router's gradient; what the engine's kernels send, torch cannot count."""
+        return [Form({"all_reduce": (1, self.router_bytes(dtype))})]
 
 
-def layer_trial(ctx: Context, made: Layer, by: Engine) -> tuple[Entries, Entries]:
-    """Compare with the unsharded layer, and with a second run."""
-    right = run_unsharded(ctx, made, torch.float64)
-    found, moved = run_layer(ctx, made, by)
-    again, moved_again = run_layer(ctx, made, by)
-    unsharded = run_unsharded(ctx, made, torch.bfloat16)
-    same = [parity.equal(name, again[name], found[name]) for name in found]
-    return compared_bf16(found, unsharded, right, ctx.size), [*same, *_repeated("layer", moved_again, moved)]
+def _numbered(what: str, brought: list[Tensor]) -> Named:
+    return {f"{what}: delivery {number}": tensor for number, tensor in enumerate(brought, 1)}
 
 
-def _repeated(name: str, again: list[Tensor], found: list[Tensor]) -> Entries:
-    """Compare what two runs were brought, bit for bit."""
-    pairs = zip(again, found, strict=True)
-    return [parity.equal(f"{name}: delivery {number}", *pair) for number, pair in enumerate(pairs, 1)]
-
-
-class Pace:
-    """Dispatch by a known layout, and combine, as something to time."""
-
-    def __init__(self, ctx: Context, made: Engine, given: Load) -> None:
-        self.ctx, self.made, self.given = ctx, made, given
-        own = given.rows[ctx.rank]
-        found = made.dispatch(own, given.weights[ctx.rank], given.chosen[ctx.rank], given.experts)
-        self.entries = arrival(given, found, ctx.rank)
-        self.handle, self.rows, self.right = found.handle, own, found.rows.clone()
-        self.small = made.again(_small(own), found.handle)
-        self.right_home = _small(own) * given.visited(ctx.rank)
-        self.came, self.home = found.rows, made.combine(self.small, self.handle)[0]
-        self.wrong = torch.zeros(2, dtype=torch.int64, device=ctx.device)  # dispatches, combines
-
-    def dispatch(self) -> None:
-        """Send all tokens again."""
-        self.came = self.made.again(self.rows, self.handle)
-
-    def combine(self) -> None:
-        """Add up what every rank sends back."""
-        self.home = self.made.combine(self.small, self.handle)[0]
-
-    def look(self) -> None:
-        """Note whether the last dispatch and combine left what they must."""
-        pairs = ((self.came, self.right), (self.home, self.right_home))
-        self.wrong += torch.stack([(parity.bits(one) != parity.bits(right)).any() for one, right in pairs])
-
-    def forget_arrived(self) -> None:
-        """Memory that is freed and taken again could still hold what was right."""
-        self.came.zero_()
-
-    def forget_home(self) -> None:
-        """The same on the way back."""
-        self.home.zero_()
-
-    def measure(self, iterations: int, budget_s: float) -> dict[str, Any]:
-        """Time both; an iteration took as long as its slowest rank."""
-        there = Repeated(self.dispatch, self.look, self.forget_arrived)
-        back = Repeated(self.combine, self.look, self.forget_home)
-        dispatches = timed(self.ctx, there, iterations, budget_s / 2, "dispatch")
-        combines = timed(self.ctx, back, iterations, budget_s / 2, "combine")
-        received_bytes = self.right.numel() * self.right.element_size()
-        wrong = "dispatches and combines that went wrong"
-        return {
-            "samples": min(len(dispatches), len(combines)),
-            "parity": [*self.entries, parity.equal(wrong, self.wrong, torch.zeros_like(self.wrong))],
-            "figures": {
-                **figures("dispatch", dispatches, received_bytes),
-                **figures("combine", combines, received_bytes),
-            },
-        }
+def paces(ctx: Context, made: Engine, given: Load, iterations: int, budget_s: float) -> dict[str, Any]:
+    """Time dispatch by a known layout, and combine; an iteration took as long as its slowest rank."""
+    own = given.rows[ctx.rank]
+    found = made.dispatch(own, given.weights[ctx.rank], given.chosen[ctx.rank], given.experts)
+    right, small = found.rows.clone(), made.again(_small(own), found.handle)
+    ways = {
+        "dispatch": Watched(lambda: made.again(own, found.handle), right),
+        "combine": Watched(lambda: made.combine(small, found.handle)[0], small_sums(given, ctx.rank)),
+    }
+    timed = paced(ctx, ways, right.numel() * right.element_size(), iterations, budget_s)
+    return {**timed, "parity": [*arrival(given, found, ctx.rank), *timed["parity"]]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,60 +11,85 @@ from torch import Tensor
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
-from suites.expert.groups import Nodes, TwoHops, visited
+from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
+from suites.expert.groups import Nodes, TwoHops, two_hops, visited
 from suites.expert.routing import Shape, column, limited_top_k, matrix, preference
-from suites.expert.tokens import TAGS, expected_at_experts, tokens
-
-_INT64_BYTES = 8
+from suites.expert.tokens import TAGS, WORD_BYTES, expected_at_experts, rows_of, tokens
 
 
-@dataclass(frozen=True)
-class Limited:
-    """Everybody's tables and tokens, and the rows from every rank to every rank in both hops."""
+@dataclass
+class Limited(Technique[TwoHops]):
+    """Everybody's tables and tokens, the same on every rank, and the rows between ranks in both hops."""
 
+    ctx: Context
     shape: Shape
     nodes: Nodes
-    most: int
-    routed: list[Tensor]
-    everybodys: list[Tensor]
-    chosen: Tensor
-    own: Tensor
-    first: list[list[int]]
-    second: list[list[int]]
+    most_nodes: int
+    dtypes = (torch.int64,)
+
+    def __post_init__(self) -> None:
+        ctx, shape = self.ctx, self.shape
+        self.most = min(self.most_nodes, self.nodes.count)
+        drawn = limited_tables(ctx.seed, ctx.size, shape, self.nodes, self.most)
+        self.routed = [chosen.to(ctx.device) for chosen in drawn]
+        self.everybodys = [tokens(ctx, r, len(chosen), TAGS + shape.hidden) for r, chosen in enumerate(drawn)]
+        self.chosen, self.own = self.routed[ctx.rank], self.everybodys[ctx.rank]
+        self.first, self.second = hop_matrices(drawn, shape.experts, self.nodes)
 
     @property
     def row_words(self) -> int:
         """Words of a row in hop 1: tags, payload, and which experts the token has."""
         return TAGS + self.shape.hidden + self.shape.top_k
 
-    def bytes_sent(self, rank: int) -> int:
-        """Counts for n ranks and E experts, rows of both hops, and as many rows back without the experts."""
-        back = sum(column(self.first, rank)) + sum(column(self.second, rank))
-        plain = (TAGS + self.shape.hidden) * (sum(self.second[rank]) + back)
-        headers = len(self.first) + self.shape.experts
-        return _INT64_BYTES * (headers + self.row_words * sum(self.first[rank]) + plain)
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[TwoHops]:
+        """Send every token by both hops, and back."""
+        with seen():
+            trip = two_hops(self.ctx, self.nodes, self.chosen, self.own, self.shape.experts)
+        return Left({"tokens at experts": trip.arrived, "sums at home": trip.home}, trip)
 
-    def compared(self, ctx: Context, trip: TwoHops) -> list[dict[str, Any]]:
-        """Every token is where it must be, came home added up, and went to few enough nodes."""
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Where every token must be, and what it must come home as."""
+        right = expected_at_experts(
+            self.ctx, self.routed, self.everybodys, self.shape.experts, self.nodes.forwarded()
+        )
+        home = self.own * (self.chosen + 1).sum(1, keepdim=True)
+        return {"tokens at experts": right, "sums at home": home}
+
+    def beside(self, dtype: torch.dtype, run: Run[TwoHops]) -> Entries:
+        """A token went to few enough nodes."""
         widest = visited(self.chosen, self.shape.experts, self.nodes).sum(1).max()
-        sources = self.nodes.forwarded()
-        right = expected_at_experts(ctx, self.routed, self.everybodys, self.shape.experts, sources)
-        return [
-            parity.equal("tokens at experts", trip.arrived, right),
-            parity.equal("sums at home", trip.home, self.own * (self.chosen + 1).sum(1, keepdim=True)),
-            parity.equal("nodes of a token", widest.clamp(min=self.most), torch.full_like(widest, self.most)),
-        ]
+        most = torch.full_like(widest, self.most)
+        return [parity.equal("nodes of a token", widest.clamp(min=self.most), most)]
 
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Counts for n ranks and E experts, rows of both hops, and as many rows back without the experts."""
+        rank = self.ctx.rank
+        plain = (TAGS + self.shape.hidden) * (rows_of(self.second, rank) + sum(column(self.first, rank)))
+        headers = self.ctx.size + self.shape.experts
+        size = WORD_BYTES * (headers + self.row_words * sum(self.first[rank]) + plain)
+        return [Form({"all_to_all": (6, size)})]
 
-def limited(ctx: Context, shape: Shape, nodes: Nodes, most_nodes: int) -> Limited:
-    """Draw the tables, the same on every rank."""
-    most = min(most_nodes, nodes.count)
-    routed = [one.to(ctx.device) for one in limited_tables(ctx.seed, ctx.size, shape, nodes, most)]
-    everybodys = [tokens(ctx, r, len(chosen), TAGS + shape.hidden) for r, chosen in enumerate(routed)]
-    first, second = hop_matrices(routed, shape.experts, nodes)
-    return Limited(
-        shape, nodes, most, routed, everybodys, routed[ctx.rank], everybodys[ctx.rank], first, second
-    )
+    def crossings(self, trip: TwoHops) -> tuple[dict[str, float], dict[str, Any]]:
+        """Bytes that came from other nodes, counted on the rows themselves, and those of sending by row."""
+        nodes, row_bytes = self.nodes, WORD_BYTES * self.row_words
+        found = int((trip.forwarded[:, 0] // nodes.ranks != nodes.of(self.ctx.rank)).sum())
+        expected = crossing(self.first, self.ctx.rank, nodes)
+        pairs = crossing(matrix(self.routed, self.shape.experts), self.ctx.rank, nodes)
+        by_row = pairs * WORD_BYTES * (TAGS + self.shape.hidden)
+        saved = 1 - found * row_bytes / by_row if by_row else 0.0
+        line = {
+            "op": "rows",
+            "group": "other nodes",
+            "count": found,
+            "bytes": found * row_bytes,
+            "expected_count": expected,
+            "expected_bytes": expected * row_bytes,
+        }
+        return {
+            "internode_bytes": float(found * row_bytes),
+            "internode_bytes_row_by_row": float(by_row),
+            "internode_saved": saved,
+        }, line
 
 
 def limited_tables(seed: int, ranks: int, shape: Shape, nodes: Nodes, most: int) -> list[Tensor]:
@@ -92,26 +118,3 @@ def hop_matrices(
 def crossing(sent: list[list[int]], rank: int, nodes: Nodes) -> int:
     """Rows that a rank receives from other nodes."""
     return sum(row[rank] for source, row in enumerate(sent) if nodes.of(source) != nodes.of(rank))
-
-
-def crossings(ctx: Context, made: Limited, trip: TwoHops) -> tuple[dict[str, float], dict[str, Any]]:
-    """Bytes that came from other nodes, counted on the rows themselves, and those of sending row by row."""
-    nodes, row_bytes = made.nodes, _INT64_BYTES * made.row_words
-    found = int((trip.forwarded[:, 0] // nodes.ranks != nodes.of(ctx.rank)).sum())
-    expected = crossing(made.first, ctx.rank, nodes)
-    pairs = crossing(matrix(made.routed, made.shape.experts), ctx.rank, nodes)
-    by_row = pairs * _INT64_BYTES * (TAGS + made.shape.hidden)
-    saved = 1 - found * row_bytes / by_row if by_row else 0.0
-    line = {
-        "op": "rows",
-        "group": "other nodes",
-        "count": found,
-        "bytes": found * row_bytes,
-        "expected_count": expected,
-        "expected_bytes": expected * row_bytes,
-    }
-    return {
-        "internode_bytes": float(found * row_bytes),
-        "internode_bytes_row_by_row": float(by_row),
-        "internode_saved": saved,
-    }, line

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory, parity
-from fixtures.ranks.study.deliveries import Deliveries, record_deliveries
+from fixtures.ranks.study import memory
+from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.models import seeded
 from suites.expert.layer import Sharded, Unsharded
-from suites.expert.routing import Shape, preference, tokens_on, uniform
+from suites.expert.routing import Shape, matrix, preference, tokens_on, top_k, uniform
+from suites.expert.tokens import WORD_BYTES, rows_of
 
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
 DECIDES = 1e3  # more than any logit
-Results = dict[str, Tensor]
+_ROUTER_BYTES = 4  # of a number of the router, or more: it is never narrower than fp32
 
 
 @dataclass(frozen=True)
@@ -47,85 +48,87 @@ def decided(preferred: Tensor) -> Tensor:
     return DECIDES * torch.argsort(torch.argsort(preferred, dim=-1), dim=-1).double()
 
 
-def whole(ctx: Context, made: Layer, dtype: torch.dtype) -> Unsharded:
-    """The unsharded model: experts in `dtype`, the router at least in fp32."""
-    with seeded(key(ctx.seed, _WEIGHTS) >> 1):
-        model = Unsharded(made.shape, torch.cat(made.wanted))
-    model = model.to(torch.bfloat16).to(ctx.device, dtype)
-    model.router.to(torch.float32 if dtype == torch.bfloat16 else dtype)
-    return model
+@dataclass
+class Experts(Technique[Sharded]):
+    """An expert-parallel layer, forward and backward; the part of the model on this rank is kept."""
+
+    ctx: Context
+    made: Layer
+
+    def __post_init__(self) -> None:
+        shape = self.made.shape
+        routed = [top_k(wanted, shape.top_k) for wanted in self.made.wanted]
+        self.sent = matrix(routed, shape.experts)
+
+    def whole(self, dtype: torch.dtype) -> Unsharded:
+        """The unsharded model: experts in `dtype`, the router at least in fp32."""
+        with seeded(key(self.ctx.seed, _WEIGHTS) >> 1):
+            model = Unsharded(self.made.shape, torch.cat(self.made.wanted))
+        model = model.to(torch.bfloat16).to(self.ctx.device, dtype)
+        model.router.to(torch.promote_types(dtype, torch.float32))
+        return model
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
+        """This rank's tokens, through everybody's experts."""
+        rank = self.ctx.rank
+        model = Sharded(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size)
+        x = self.made.tokens[rank].to(dtype).detach().requires_grad_()
+        with seen():
+            out = model(x)
+            out.backward(self.made.targets[rank].to(dtype))
+            model.synchronise()
+        return Left(results(out, x, model.router, model.experts), model)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """All tokens through all experts."""
+        model = self.whole(dtype)
+        x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
+        out = model(x)
+        out.backward(torch.cat(self.made.targets).to(dtype))
+        return results(out, x, model.router, model.experts)
+
+    def part(self, whole: Named, kept: Sharded) -> Named:
+        """This rank's tokens and experts; the router is everybody's."""
+        rank, counts = self.ctx.rank, [len(rows) for rows in self.made.tokens]
+        return {
+            "forward": torch.split(whole["forward"], counts)[rank],
+            "grad:x": torch.split(whole["grad:x"], counts)[rank],
+            "grad:router": whole["grad:router"],
+            "grad:experts": whole["grad:experts"].chunk(self.ctx.size)[rank],
+        }
+
+    def summands(self, what: str) -> int:
+        """All ranks add up the router's gradient."""
+        return self.ctx.size if what == "grad:router" else 2
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """E counts; rows there and back, and their gradients; the router's gradient."""
+        shape = self.made.shape
+        rows_bytes = 2 * rows_of(self.sent, self.ctx.rank) * shape.hidden * dtype.itemsize
+        exchanged = 5, WORD_BYTES * shape.experts + rows_bytes
+        return [Form({"all_to_all": exchanged, "all_reduce": (1, self.router_bytes(dtype))})]
+
+    def router_bytes(self, dtype: torch.dtype) -> int:
+        """Hidden x E numbers."""
+        shape = self.made.shape
+        return shape.hidden * shape.experts * max(dtype.itemsize, _ROUTER_BYTES)
+
+    def memory(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
+        """A router, E/n experts of 3 matrices (hidden x inner), and as many gradients."""
+        shape = self.made.shape
+        numbers = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner
+        expected = self.router_bytes(dtype) + numbers * dtype.itemsize
+        return [
+            memory.entry("params", memory.parameter_bytes(run.kept), expected),
+            memory.entry("grads", memory.gradient_bytes(run.kept), expected),
+        ]
 
 
-def run_unsharded(ctx: Context, made: Layer, dtype: torch.dtype) -> Results:
-    """All tokens through all experts, on this rank alone; then this rank's part of the results."""
-    model = whole(ctx, made, dtype)
-    x = torch.cat(made.tokens).to(dtype).detach().requires_grad_()
-    out = model(x)
-    out.backward(torch.cat(made.targets).to(dtype))
-    begin = sum(len(rows) for rows in made.tokens[: ctx.rank])
-    own = slice(begin, begin + len(made.tokens[ctx.rank]))
-    local = len(model.experts) // ctx.size
-    mine = model.experts[ctx.rank * local : (ctx.rank + 1) * local]
-    return results(out[own], gradient(x)[own], model.router, mine)
-
-
-def run_sharded(ctx: Context, made: Layer, dtype: torch.dtype) -> tuple[Results, Sharded]:
-    """This rank's tokens, through everybody's experts."""
-    own = made.wanted[ctx.rank]
-    model = Sharded(whole(ctx, made, dtype), own, ctx.rank, ctx.size)
-    x = made.tokens[ctx.rank].to(dtype).detach().requires_grad_()
-    out = model(x)
-    out.backward(made.targets[ctx.rank].to(dtype))
-    model.synchronise()
-    return results(out, gradient(x), model.router, model.experts), model
-
-
-def run_recorded(ctx: Context, made: Layer, dtype: torch.dtype) -> tuple[Results, Sharded, Deliveries]:
-    """Do the same, and note what every exchange brought: a flipped lowest bit need not reach the results."""
-    with record_deliveries() as deliveries:
-        found, model = run_sharded(ctx, made, dtype)
-    return found, model, deliveries
-
-
-def repeated(
-    ctx: Context, made: Layer, dtype: torch.dtype, found: Results, deliveries: Deliveries
-) -> list[dict[str, Any]]:
-    """Run again: results, gradients and all rows that were moved have the same bits."""
-    again, _, delivered = run_recorded(ctx, made, dtype)
-    label = "" if dtype == torch.float64 else f" in {str(dtype).removeprefix('torch.')}"
-    same = [parity.equal(f"{name}{label}", again[name], found[name]) for name in found]
-    return same + deliveries.entries(delivered, label)
-
-
-def memory_table(model: Sharded, shape: Shape, ranks: int) -> list[dict[str, Any]]:
-    """A router (hidden x E), E/n experts of 3 matrices (hidden x inner), and as many gradients: fp64."""
-    numbers = shape.hidden * shape.experts + shape.experts // ranks * 3 * shape.hidden * shape.inner
-    expected = 8 * numbers
-    return [
-        memory.entry("params", memory.parameter_bytes(model), expected),
-        memory.entry("grads", memory.gradient_bytes(model), expected),
-    ]
-
-
-def compared(found: Results, right: Results) -> list[dict[str, Any]]:
-    """Compare in fp64."""
-    return [parity.entry(name, found[name], right[name]) for name in right]
-
-
-def compared_bf16(found: Results, unsharded: Results, right: Results, ranks: int) -> list[dict[str, Any]]:
-    """Compare in bf16 by what the unsharded run is off; all ranks add up the router's gradient."""
-    summands = {"grad:router": ranks}
-    return [
-        parity.bf16_entry(name, found[name], unsharded[name], right[name], summands=summands.get(name, 2))
-        for name in right
-    ]
-
-
-def results(out: Tensor, dx: Tensor, router: nn.Module, experts: nn.Module) -> Results:
+def results(out: Tensor, x: Tensor, router: nn.Module, experts: nn.Module) -> Named:
     """What is compared: the output, and every gradient."""
     return {
         "forward": out.detach(),
-        "grad:x": dx,
+        "grad:x": gradient(x),
         "grad:router": torch.cat([gradient(one).flatten() for one in router.parameters()]),
         "grad:experts": torch.cat([gradient(one).flatten() for one in experts.parameters()]),
     }

@@ -135,6 +135,11 @@ def transposed(sent: list[list[int]]) -> list[list[int]]:
     return [list(row) for row in zip(*sent, strict=True)]
 
 
+def scaled(sent: list[list[int]], words: int) -> list[list[int]]:
+    """Words in place of rows."""
+    return [[rows * words for rows in row] for row in sent]
+
+
 def imbalance(sent: list[list[int]]) -> float:
     """Rows of the busiest rank over the mean."""
     loads = [sum(row) for row in transposed(sent)]

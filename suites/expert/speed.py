@@ -8,7 +8,7 @@ the time.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.parity import bits, equal
+from fixtures.ranks.study.pattern import Pattern, timed
 from suites.expert.layer import Group
-from suites.expert.payload import stream
 from suites.expert.routing import Shape, column, even_tables
+from suites.expert.tokens import stream
 
 _ROWS = 730
+_FINITE = 0x3FFF  # of a bf16 number's bits
 
 
 def rank_tables(routing: list[Tensor], experts: int) -> list[Tensor]:
@@ -41,112 +43,145 @@ def even_traffic(seed: int, ranks: int, shape: Shape) -> list[Tensor]:
     return rank_tables(even_tables(seed, ranks, shape), shape.experts)
 
 
-class Traffic:
-    """The buffers of one rank: its tokens (bf16 patterns), what it is sent, and what that must be."""
+@dataclass
+class Traffic(Technique[None]):
+    """The buffers of one rank: its tokens (bf16 patterns), what it is sent, and what that must be.
 
-    def __init__(self, ctx: Context, goes: list[Tensor], hidden: int, group: Group = None) -> None:
-        self.ctx, self.hidden, self.group = ctx, hidden, group
-        matrix = [one.sum(0).tolist() for one in goes]
-        self.sent, self.received = matrix[ctx.rank], column(matrix, ctx.rank)
-        self.token = torch.where(goes[ctx.rank].T)[1].to(ctx.device)
+    Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is `rank_tables`.
+    """
+
+    ctx: Context
+    goes: list[Tensor]
+    hidden: int
+    group: Group = None
+    variant: str = ""
+    dtypes = (TRAINED,)
+
+    def __post_init__(self) -> None:
+        own = self.goes[self.ctx.rank].to(self.ctx.device)
+        self.matrix = [one.sum(0).tolist() for one in self.goes]
+        self.sent, self.received = self.matrix[self.ctx.rank], column(self.matrix, self.ctx.rank)
+        self.token = torch.where(own.T)[1]
         self.rows = self.token.argsort(stable=True)
-        each = goes[ctx.rank].sum(1).to(ctx.device)
+        each = own.sum(1)
         self.first_row = each.cumsum(0) - each
-        self.x = self.tokens_of(ctx.rank, goes[ctx.rank].shape[0])
-        self.arrived = self.x.new_empty(sum(self.received), hidden)
-        self.back = self.x.new_empty(sum(self.sent), hidden)
-        self.right, self.right_back = self.expected(goes), self.x[self.token]
-        self.wrong = torch.zeros(2, dtype=torch.int64, device=ctx.device)  # dispatches, combines
+        self.x = self.tokens_of(self.ctx.rank)
+        self.arrived = self.x.new_empty(sum(self.received), self.hidden)
+        self.back = self.x.new_empty(sum(self.sent), self.hidden)
+        here = [one[:, self.ctx.rank].to(self.ctx.device) for one in self.goes]
+        self.right = torch.cat([self.tokens_of(rank)[comes] for rank, comes in enumerate(here)])
 
-    def tokens_of(self, rank: int, count: int) -> Tensor:
+    def tokens_of(self, rank: int) -> Tensor:
         """Write down any rank's tokens: a finite pattern in every element."""
-        words = stream(self.ctx, rank, _ROWS, 0, count * self.hidden // 4).view(torch.int16)
-        return (words & 0x3FFF).view(torch.bfloat16).view(count, self.hidden)
+        count = len(self.goes[rank])
+        words = stream(self.ctx, rank, _ROWS, count * self.hidden // 4).view(torch.int16)
+        return (words & _FINITE).view(torch.bfloat16).view(count, self.hidden)
 
-    def dispatch(self) -> None:
+    def dispatch(self) -> Tensor:
         """Gather and send."""
         dist.all_to_all_single(self.arrived, self.x[self.token], self.received, self.sent, group=self.group)
+        return self.arrived
 
-    def combine(self) -> None:
-        """Send back and add up, in the dtype of the tokens."""
+    def combine(self) -> Tensor:
+        """Send back and add up, in the dtype of the tokens; give what came back."""
         dist.all_to_all_single(self.back, self.arrived, self.sent, self.received, group=self.group)
         self.summed()
+        return self.back
 
     def summed(self) -> Tensor:
         """Each token's rows, added up in the order of the ranks: a sum by atomics would be timed with it."""
         found: Tensor = functional.embedding_bag(self.rows, self.back, self.first_row, mode="sum")
         return found
 
-    def look(self) -> None:
-        """Note whether the last dispatch and combine left what they must."""
-        pairs = ((self.arrived, self.right), (self.back, self.right_back))
-        self.wrong += torch.stack([(bits(found) != bits(right)).any() for found, right in pairs])
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
+        """Dispatch and combine."""
+        with seen():
+            arrived, back = self.dispatch().clone(), self.combine().clone()
+        return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
 
-    def parity(self) -> list[dict[str, Any]]:
-        """What the last exchanges left, and how many before them were wrong."""
-        return [
-            equal("tokens at experts", self.arrived, self.right),
-            equal("tokens at home", self.back, self.right_back),
-            equal("dispatches and combines that went wrong", self.wrong, torch.zeros_like(self.wrong)),
-        ]
+    def reference(self, dtype: torch.dtype) -> Named:
+        """What moves is not computed: see `beside`."""
+        return {}
 
-    def traffic_bytes(self) -> int:
-        """Bytes that this rank puts into a dispatch and a combine together."""
-        rows: int = sum(self.sent) + sum(self.received)
-        return rows * self.hidden * self.x.element_size()
+    def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
+        """Every token arrives and comes home bit for bit."""
+        rights = {"tokens at experts": self.right, "tokens at home": self.x[self.token]}
+        return [equal(what, run.left.moved[what], right) for what, right in rights.items()]
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Rows there, and as many as came back."""
+        size = (sum(self.sent) + sum(self.received)) * self.hidden * dtype.itemsize
+        return [Form({"all_to_all": (2, size)}, self.variant, self.group)]
+
+    def exact(self) -> list[list[int]]:
+        """Words from every rank to every rank: as many bytes as the tokens have."""
+        return [[rows * self.hidden // 4 for rows in row] for row in self.matrix]
 
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
         """Time dispatch and then combine; `ctx` is that of everybody who takes part in an iteration."""
-        there = Repeated(self.dispatch, self.look, self.arrived.zero_)
-        back = Repeated(self.combine, self.look, self.back.zero_)
-        dispatches = timed(ctx, there, iterations, budget_s / 2, f"dispatch{name}")
-        combines = timed(ctx, back, iterations, budget_s / 2, f"combine{name}")
-        both = {"dispatch": dispatches, "combine": combines}
-        found = [figures(f"{which}{name}", seconds, self.received_bytes()) for which, seconds in both.items()]
-        return {"samples": min(len(dispatches), len(combines)), "figures": {**found[0], **found[1]}}
-
-    def expected(self, goes: list[Tensor]) -> Tensor:
-        """What must have arrived: every rank's tokens that come here, in their order."""
-        here = [one[:, self.ctx.rank].to(self.ctx.device) for one in goes]
-        return torch.cat([self.tokens_of(rank, len(one))[one] for rank, one in enumerate(here)])
-
-    def exact(self, goes: list[Tensor]) -> list[list[int]]:
-        """Words from every rank to every rank: as many bytes as the tokens have."""
-        return [[rows * self.hidden // 4 for rows in one.sum(0).tolist()] for one in goes]
-
-    def received_bytes(self) -> int:
-        """DeepEP's recv_x."""
-        return self.arrived.numel() * self.arrived.element_size()
+        ways = {
+            f"dispatch{name}": Watched(self.dispatch, self.right),
+            f"combine{name}": Watched(self.combine, self.x[self.token]),
+        }
+        received_bytes = self.right.numel() * self.right.element_size()
+        return paced(ctx, ways, received_bytes, iterations, budget_s)
 
 
-@dataclass
-class Repeated:
-    """A call as something to repeat; all ranks enter it together.
+class Watched:
+    """A call as an `Exchange`; all ranks enter it together.
 
-    `look` compares what the last one left and `clear` takes that away, both outside the clock: so every
-    iteration is looked at, and none can live on what the one before it brought.
+    What every iteration leaves is compared, and what did not come right is counted. It is taken away then, so
+    that no iteration lives on what the one before it brought: memory that is freed and taken again could
+    still hold that.
     """
 
-    call: Callable[[], None]
-    look: Callable[[], None]
-    clear: Callable[[], object]
-    host_clock: bool = False
-    lockstep: bool = True
+    host_clock = False
+    lockstep = True
+    kept = 1
+
+    def __init__(self, call: Callable[[], Tensor], right: Tensor) -> None:
+        self.call, self.right, self.left = call, right, right.clone()
+        self.wrong = torch.zeros(1, dtype=torch.int64, device=right.device)
 
     def prepare(self, i: int) -> None:
-        """Look at what the one before left; the same rows go again."""
-        self.look()
-        self.clear()
+        """Look at what the one before left, and take it away; the same rows go again."""
+        self.check(i)
+        self.left.zero_()
 
     def run(self, i: int) -> None:
         """Do it once."""
-        self.call()
+        self.left = self.call()
+
+    def check(self, i: int) -> dict[str, Any] | None:
+        """Count what is wrong: nothing is waited for on a GPU."""
+        self.wrong += (bits(self.left) != bits(self.right)).any()
+        return None
+
+    def compared(self, i: int) -> int:
+        """All that was left."""
+        return self.right.numel()
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """How many iterations left what they must not."""
+        return equal(f"{name}: iterations that went wrong", self.wrong, torch.zeros_like(self.wrong))
 
 
-def timed(ctx: Context, work: Repeated, iterations: int, budget_s: float, name: str) -> list[float]:
-    """Seconds per iteration, of the slowest rank each. What it brings must be there when it begins."""
-    seconds = timing.measure(ctx, work, iterations, budget_s, name).seconds
-    work.look()
+def paced(
+    ctx: Context, ways: Mapping[str, Watched], received_bytes: int, iterations: int, budget_s: float
+) -> dict[str, Any]:
+    """Time each way: parity of all its iterations, samples, and figures for so many received bytes."""
+    found: dict[str, Any] = {"parity": [], "samples": iterations, "figures": {}}
+    for name, way in ways.items():
+        seconds = timed_together(ctx, way, name, iterations, budget_s / len(ways))
+        found["parity"].append(way.entry(name))
+        found["samples"] = min(len(seconds), found["samples"])
+        found["figures"] |= figures(name, seconds, received_bytes)
+    return found
+
+
+def timed_together(ctx: Context, way: Watched, name: str, iterations: int, budget_s: float) -> list[float]:
+    """Seconds per iteration, of the slowest rank each."""
+    seconds = timed(ctx, Pattern([way]), name, iterations=iterations, budget_s=budget_s).seconds
     slowest = torch.tensor(seconds, dtype=torch.float64, device=ctx.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return [float(value) for value in slowest.tolist()]

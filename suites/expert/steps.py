@@ -12,35 +12,20 @@ from typing import Any
 import torch
 
 from fixtures.ranks.steps import Context, step
-from fixtures.ranks.study import parity as near
-from fixtures.ranks.study.traffic import count_traffic
+from fixtures.ranks.study.driver import answer, study
 from suites.expert.deepep import opened
 from suites.expert.disaggregated.model import problem
 from suites.expert.disaggregated.passes import attention_ranks, sides
 from suites.expert.disaggregated.speed import pattern_speed
 from suites.expert.disaggregated.trial import disaggregated_trial
-from suites.expert.engine import Pace, layer_trial, load, tokens_trial
-from suites.expert.groups import nodes_of, two_hops
-from suites.expert.limited import crossings, limited
-from suites.expert.parity import (
-    compared,
-    compared_bf16,
-    layer,
-    memory_table,
-    repeated,
-    run_recorded,
-    run_unsharded,
-)
-from suites.expert.parts import every_size
-from suites.expert.payload import scaled, through_all_to_all
-from suites.expert.routing import Shape, column, imbalance, matrix, tables, transposed
+from suites.expert.engine import Carried, Carrying, load, paces
+from suites.expert.groups import nodes_of
+from suites.expert.limited import Limited
+from suites.expert.parity import Experts, layer
+from suites.expert.parts import every_size, sizes_in
+from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, even_traffic
-from suites.expert.tokens import TAGS, compared_tokens, round_trip, tokens
-from suites.expert.worlds import sizes_in
-
-_INT64_BYTES = 8
-_FP64_BYTES = 8
-_DISPATCH, _COMBINE = 800, 900  # payload tags of the exchanges
+from suites.expert.tokens import RoundTrip, exact
 
 
 @step
@@ -54,23 +39,11 @@ def dispatch_combine(
     """
     shape = Shape(tokens_per_rank, words, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    routed = [chosen.to(ctx.device) for chosen in tables(routing, ctx.seed, ctx.size, shape)]
-    everybodys = [tokens(ctx, r, len(chosen), TAGS + words) for r, chosen in enumerate(routed)]
-    sent = matrix(routed, shape.experts)
-    ctx.progress.phase("tokens")
-    with count_traffic() as seen:
-        trip = round_trip(ctx, routed[ctx.rank], everybodys[ctx.rank], shape.experts)
-    again = round_trip(ctx, routed[ctx.rank], everybodys[ctx.rank], shape.experts)
-    sizes = _INT64_BYTES * (shape.experts + (TAGS + words) * _rows(sent, ctx.rank))
+    trip = RoundTrip(ctx, routing, shape)
     return {
-        "parity": compared_tokens(ctx, trip, routed, everybodys, shape.experts),
-        "repeat": [
-            near.equal("tokens at experts", again.arrived, trip.arrived),
-            near.equal("tokens at home", again.home, trip.home),
-        ],
-        "traffic": seen.table({"all_to_all": (3, sizes), "all_reduce": (1, 2 * _INT64_BYTES)}),
-        "figures": {"imbalance": imbalance(sent)},
-        "wrong": _exact(ctx, scaled(sent, words)),
+        **answer(study(ctx, trip)),
+        "figures": {"imbalance": imbalance(trip.sent)},
+        "wrong": exact(ctx, scaled(trip.sent, words)),
     }
 
 
@@ -88,30 +61,16 @@ def parity(
     """A mixture of experts, forward and backward, against the unsharded one with everybody's tokens.
 
     all_to_all: E counts; rows there and back; their gradients there and back: 8 E + 2 W (k T_r + R_r) bytes
-    in 5 calls. all_reduce: the router's gradient, hidden x E; an expert's is whole where the expert is.
+    in 5 calls. all_reduce: the router's gradient, hidden x E, in fp32 at least; an expert's is whole where
+    the expert is.
     """
     shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    made = layer(ctx, routing, shape)
-    right = run_unsharded(ctx, made, torch.float64)
-    ctx.progress.phase("sharded")
-    with count_traffic() as seen:
-        found, model, deliveries = run_recorded(ctx, made, torch.float64)
-    half, _, of_half = run_recorded(ctx, made, torch.bfloat16)
-    unsharded_half = run_unsharded(ctx, made, torch.bfloat16)
-    sent = matrix(tables(routing, ctx.seed, ctx.size, shape), shape.experts)
-    sizes = _INT64_BYTES * shape.experts + 2 * _rows(sent, ctx.rank) * hidden * _FP64_BYTES
-    gate_bytes = hidden * shape.experts * _FP64_BYTES
+    made = Experts(ctx, layer(ctx, routing, shape))
     return {
-        "parity": compared(found, right) + compared_bf16(half, unsharded_half, right, ctx.size),
-        "repeat": [
-            *repeated(ctx, made, torch.float64, found, deliveries),
-            *repeated(ctx, made, torch.bfloat16, half, of_half),
-        ],
-        "traffic": seen.table({"all_to_all": (5, sizes), "all_reduce": (1, gate_bytes)}),
-        "memory": memory_table(model, shape, ctx.size),
-        "figures": {"imbalance": imbalance(sent)},
-        "wrong": _exact(ctx, scaled(sent, hidden)),
+        **answer(study(ctx, made)),
+        "figures": {"imbalance": imbalance(made.sent)},
+        "wrong": exact(ctx, scaled(made.sent, hidden)),
     }
 
 
@@ -132,25 +91,18 @@ def group_limited(
     W bytes in hop 2; the ways back carry as many rows as came, of W bytes. With 8 n + 8 E bytes of counts
     that is 6 calls of all_to_all. Row by row, every (token, expert) pair on another node would cross alone.
     """
-    nodes = nodes_of(ctx, groups)
     shape = Shape(tokens_per_rank, words, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    made = limited(ctx, shape, nodes, most_nodes)
-    ctx.progress.phase("two hops")
-    with count_traffic() as seen:
-        trip = two_hops(ctx, nodes, made.chosen, made.own, shape.experts)
-    again = two_hops(ctx, nodes, made.chosen, made.own, shape.experts)
-    saved, line = crossings(ctx, made, trip)
-    across, inside = scaled(made.first, words), scaled(made.second, words)
+    made = Limited(ctx, shape, nodes_of(ctx, groups), most_nodes)
+    found = study(ctx, made)
+    saved, line = made.crossings(found.runs[torch.int64].kept)
+    told = answer(found)
+    across, inside = (scaled(hop, words) for hop in (made.first, made.second))
     return {
-        "parity": made.compared(ctx, trip),
-        "repeat": [
-            near.equal("tokens at experts", again.arrived, trip.arrived),
-            near.equal("sums at home", again.home, trip.home),
-        ],
-        "traffic": [*seen.table({"all_to_all": (6, made.bytes_sent(ctx.rank))}), line],
+        **told,
+        "traffic": [*told["traffic"], line],
         "figures": saved,
-        "wrong": [*_exact(ctx, across, "across"), *_exact(ctx, inside, "inside")],
+        "wrong": exact(ctx, across, "expert across") + exact(ctx, inside, "expert inside"),
     }
 
 
@@ -166,18 +118,9 @@ def throughput(
     count, hidden, top_k = sizes[ctx.device.type]
     shape = Shape(count, hidden, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    goes = even_traffic(ctx.seed, ctx.size, shape)
-    work = Traffic(ctx, goes, hidden)
-    with count_traffic() as seen:
-        work.dispatch()
-        work.combine()
-    timed = work.timed(ctx, iterations, budget_s)
-    return {
-        **timed,
-        "parity": work.parity(),
-        "traffic": seen.table({"all_to_all": (2, work.traffic_bytes())}),
-        "wrong": _exact(ctx, work.exact(goes)),
-    }
+    work = Traffic(ctx, even_traffic(ctx.seed, ctx.size, shape), hidden)
+    told, timed = answer(study(ctx, work)), work.timed(ctx, iterations, budget_s)
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], "wrong": exact(ctx, work.exact())}
 
 
 @step
@@ -225,17 +168,20 @@ def deepep(
     """The same tokens and the same layer through DeepEP's Buffer; n/a where no node has it.
 
     A token goes once to every rank that has one of its experts, so D_r rows of bf16 come to rank r (DeepEP's
-    recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send.
+    recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send;
+    it counts the router's gradient, and carries the exact payloads.
     """
     shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
     count, width, slots = sizes[ctx.device.type]
     with opened(ctx, module, max(hidden, width)) as made:
-        kept, kept_again = tokens_trial(ctx, made, load(ctx, routing, shape))
-        close, same = layer_trial(ctx, layer(ctx, routing, shape), made)
+        tokens = Carried(ctx, made, load(ctx, routing, shape))
+        whole = Carrying(ctx, layer(ctx, routing, shape), made)
+        told = answer(study(ctx, tokens), study(ctx, whole))
         large = Shape(count, width, 1, experts_per_rank * ctx.size, slots)
-        paced = Pace(ctx, made, load(ctx, "even", large)).measure(iterations, budget_s)
-    return {**paced, "parity": [*kept, *close, *paced["parity"]], "repeat": [*kept_again, *same]}
+        timed = paces(ctx, made, load(ctx, "even", large), iterations, budget_s)
+    wrong = exact(ctx, scaled(whole.sent, hidden))
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], "wrong": wrong}
 
 
 @step
@@ -283,14 +229,3 @@ def m2n_speed(
     """
     with sides(ctx, attention_ranks(ctx.size, share)) as roles:
         return pattern_speed(ctx, roles, sizes[ctx.device.type], iterations, budget_s)
-
-
-def _rows(sent: list[list[int]], rank: int) -> int:
-    """Rows that a rank puts into both exchanges: its own there, the others' back."""
-    return sum(sent[rank]) + sum(column(sent, rank))
-
-
-def _exact(ctx: Context, sent: list[list[int]], where: str = "") -> list[dict[str, Any]]:
-    """Integers through the splits of dispatch and combine."""
-    there = through_all_to_all(ctx, f"expert dispatch {where}".strip(), sent, 3, _DISPATCH)
-    return there + through_all_to_all(ctx, f"expert combine {where}".strip(), transposed(sent), 3, _COMBINE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import corruption, parallel
+from fixtures.check.judges import parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
@@ -92,35 +92,22 @@ ENGINE = [
     )
     for kind in ("balanced", "skewed")
 ]
-REPEATED = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG]
-TIMED_ONLY = [*LATENCY, *PATTERN]
+ALL = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
 
 
-@over(REPEATED, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
+@over(ALL, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
 def test_parity_with_the_unsharded_model(check: Check) -> None:
     """Every token comes home as it left; outputs and gradients are those of one big model; twice the same."""
     check.run()
 
 
-@over(
-    [*NORMAL, *TIMED_ONLY],
-    INSIDE,
-    NETWORK,
-    ask=requests.step,
-    judges=[corruption.right("payloads"), parallel.parity],
-)
-def test_what_was_timed_arrived(check: Check) -> None:
-    """The rows of every timed exchange are all there, bit for bit."""
-    check.run()
-
-
-@over([*REPEATED, *NORMAL, *TIMED_ONLY], INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
+@over(ALL, INSIDE, NETWORK, ask=requests.step, judges=[parallel.traffic])
 def test_traffic_is_the_closed_form(check: Check) -> None:
     """As many rows go as the routing table says, nothing is padded, and a token crosses to a node once."""
     check.run()
 
 
-@over(PARITY, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
+@over([*PARITY, *ENGINE], INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the router and its share of the experts."""
     check.run()
@@ -132,21 +119,11 @@ def test_dispatch_across_nodes_holds_its_floor(check: Check) -> None:
     check.run()
 
 
-@over(ENGINE, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
-def test_parity_of_the_engine(check: Check) -> None:
-    """Tokens and an expert layer through DeepEP are as through torch, and twice the same."""
-    check.run()
-
-
-@over(ENGINE, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
-def test_time_of_the_engine_is_recorded(check: Check) -> None:
-    """DeepEP's own dispatch and combine, by its own definition of bytes."""
-    check.run()
-
-
-@over([*REPEATED, *TIMED_ONLY], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
+@over(
+    [case for case in ALL if case not in NORMAL], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time]
+)
 def test_time_is_recorded(check: Check) -> None:
-    """Imbalance, saved bytes, latency, utilisation of both sides."""
+    """Imbalance, saved bytes, latency, utilisation of both sides; DeepEP by its own definition of bytes."""
     check.run()
 
 

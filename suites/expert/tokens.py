@@ -4,61 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fixtures.ranks.exact.dtypes import format_of
+from fixtures.ranks.exact.expected import moved
+from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.parity import equal
+from fixtures.ranks.study.dealt import Dealt
+from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
+from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
-from suites.expert.payload import stream
+from suites.expert.routing import Shape, column, matrix, tables, transposed
 
 TAGS = 2  # the first words of a token: the rank it comes from, and its index there
+WORD_BYTES = 8
 _TOKENS = 720
+_FORM = format_of("int64")
 
 
-@dataclass(frozen=True)
-class Trip:
-    """What arrived at this rank's experts, in their order; what came home; rows all sent and received."""
-
-    arrived: Tensor
-    home: Tensor
-    totals: Tensor
+def stream(ctx: Context, rank: int, tag: int, count: int) -> Tensor:
+    """The first words of what a rank sends as `tag`."""
+    one = range(rank, rank + 1)
+    return moved(_FORM, ctx.seed, one, tag, start=0, count=count, device=ctx.device)[0].contiguous()
 
 
 def tokens(ctx: Context, rank: int, count: int, words: int) -> Tensor:
     """A rank's tokens as rows of words: source, index, pattern."""
-    rows = stream(ctx, rank, _TOKENS, 0, count * words).view(count, words)
+    rows = stream(ctx, rank, _TOKENS, count * words).view(count, words)
     rows[:, 0] = rank
     rows[:, 1] = torch.arange(count, device=ctx.device)
     return rows
 
 
-def round_trip(ctx: Context, chosen: Tensor, rows: Tensor, experts: int, group: Group = None) -> Trip:
-    """Dispatch every token to its experts, and bring it back unchanged."""
-    slots = chosen.shape[1]
-    layout = lay_out(chosen, experts, ctx.size, group)
-    arrived = exchange(copies(rows, layout.order, slots), layout.sent, layout.received, group)
-    by_expert = arrived[layout.grouped]
-    home = exchange(by_expert[inverse(layout.grouped)], layout.received, layout.sent, group)
-    totals = torch.tensor([sum(layout.sent), arrived.shape[0]], device=ctx.device)
-    dist.all_reduce(totals, group=group)
-    return Trip(by_expert, returned(home, layout.order, slots), totals)
+@dataclass
+class RoundTrip(Technique[None]):
+    """Every token goes to its experts, and back to its place; `shape.hidden` are its words beside the tags.
+
+    Ranks are those of a group (None: the world), as `ctx` counts them.
+    """
+
+    ctx: Context
+    routing: str
+    shape: Shape
+    group: Group = None
+    variant: str = ""
+    dtypes = (torch.int64,)
+
+    def __post_init__(self) -> None:
+        drawn = tables(self.routing, self.ctx.seed, self.ctx.size, self.shape)
+        self.routed = [chosen.to(self.ctx.device) for chosen in drawn]
+        words = TAGS + self.shape.hidden
+        self.everybodys = [tokens(self.ctx, r, len(chosen), words) for r, chosen in enumerate(drawn)]
+        self.sent = matrix(drawn, self.shape.experts)
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
+        """Dispatch and combine, and count the rows that all ranks sent and received."""
+        ctx, group, slots = self.ctx, self.group, self.shape.top_k
+        with seen():
+            layout = lay_out(self.routed[ctx.rank], self.shape.experts, ctx.size, group)
+            rows = copies(self.everybodys[ctx.rank], layout.order, slots)
+            arrived = exchange(rows, layout.sent, layout.received, group)[layout.grouped]
+            home = exchange(arrived[inverse(layout.grouped)], layout.received, layout.sent, group)
+            totals = torch.tensor([sum(layout.sent), len(arrived)], device=ctx.device)
+            dist.all_reduce(totals, group=group)
+        return Left(_named(arrived, returned(home, layout.order, slots), totals), None)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Where every token must be: no row is lost or made."""
+        own = self.everybodys[self.ctx.rank].unsqueeze(1).expand(-1, self.shape.top_k, -1)
+        rows = torch.tensor([sum(map(sum, self.sent))] * 2, device=self.ctx.device)
+        at_experts = expected_at_experts(self.ctx, self.routed, self.everybodys, self.shape.experts)
+        return _named(at_experts, own, rows)
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """E counts; k T_r rows there and R_r back; 2 counts of rows."""
+        rows = rows_of(self.sent, self.ctx.rank)
+        size = WORD_BYTES * (self.shape.experts + (TAGS + self.shape.hidden) * rows)
+        issued = {"all_to_all": (3, size), "all_reduce": (1, 2 * WORD_BYTES)}
+        return [Form(issued, self.variant, self.group)]
 
 
-def compared_tokens(
-    ctx: Context, trip: Trip, routing: list[Tensor], everybodys: list[Tensor], experts: int
-) -> list[dict[str, Any]]:
-    """Every token is where it must be, is back in its place, and none was lost or made."""
-    own = everybodys[ctx.rank].unsqueeze(1).expand_as(trip.home)
-    rows = sum(chosen.numel() for chosen in routing)
-    return [
-        equal("tokens at experts", trip.arrived, expected_at_experts(ctx, routing, everybodys, experts)),
-        equal("tokens at home", trip.home, own),
-        equal("rows sent and received", trip.totals, torch.full_like(trip.totals, rows)),
-    ]
+def _named(at_experts: Tensor, at_home: Tensor, totals: Tensor) -> dict[str, Tensor]:
+    return {"tokens at experts": at_experts, "tokens at home": at_home, "rows sent and received": totals}
+
+
+def rows_of(sent: list[list[int]], rank: int) -> int:
+    """Rows that a rank puts into both exchanges: its own there, the others' back."""
+    return sum(sent[rank]) + sum(column(sent, rank))
 
 
 def expected_at_experts(
@@ -80,3 +115,12 @@ def expected_at_experts(
             for source in (range(len(routing)) if sources is None else sources)
         ]
     )
+
+
+def exact(
+    ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
+) -> Corruptions:
+    """Integers through the splits of dispatch and combine: so many words from every rank to every rank."""
+    ways = {"dispatch": there, "combine": transposed(there)}
+    exchanges = [Dealt(ctx, f"{what} {way}", words, among=among) for way, words in ways.items()]
+    return timed(ctx, Pattern(exchanges), what).wrong

@@ -9,6 +9,7 @@ from tests.suites.expert.deep_ep_stub import Buffer
 from tests.teeth.bug import Bug
 from tests.teeth.patches.expert import (
     after,
+    alone,
     backwards,
     both_twice,
     drop_last_row,
@@ -29,6 +30,7 @@ from tests.teeth.patches.expert import (
     twice,
     unweighed,
     upside_down,
+    widened,
 )
 
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2, "routing": "skewed"}
@@ -51,7 +53,7 @@ PATTERN = {"sizes": {"cpu": [4096]}, "iterations": 10, "budget_s": 0.1}
 # Every exchange of rows of expert.parity, in its order.
 MOVED = [
     f"{rows}{kind}"
-    for kind in ("", " in bf16", ", run again", " in bf16, run again")
+    for kind in ("", ", run again", " in bf16", " in bf16, run again")
     for rows in ("rows there", "rows back", "gradients there", "gradients back")
 ]
 DIVIDED = {**SPEED, "group_sizes": {"cpu": [2]}}
@@ -71,7 +73,7 @@ BUGS = [
         "the router's gradient is not synchronised",
         "expert.parity",
         PARITY,
-        swap(dist, "all_reduce", nothing),
+        swap(dist, "all_reduce", alone),
         ("parity", "traffic"),
     ),
     Bug("the router's gradient is averaged", "expert.parity", PARITY, after("all_reduce", mean), ("parity",)),
@@ -81,6 +83,13 @@ BUGS = [
         PARITY,
         swap(dist, "all_to_all_single", rounded),
         ("parity",),
+    ),
+    Bug(
+        "rows in bf16 travel in fp32",
+        "expert.parity",
+        PARITY,
+        swap(dist, "all_to_all_single", widened),
+        ("traffic",),
     ),
     Bug("experts get each other's rows", "expert.parity", PARITY, BACKWARDS, ("parity",)),
     *(
@@ -109,10 +118,10 @@ BUGS = [
     Bug("a low bit is always flipped", "expert.throughput", SPEED, FLIPPED, ("wrong", "parity")),
     Bug("every exchange is issued twice", "expert.throughput", SPEED, TWICE, ("traffic",)),
     Bug(
-        "a low bit of the first dispatch is flipped once",
+        "a low bit is flipped once while dispatch is timed",
         "expert.throughput",
         SPEED,
-        flip_number(3),
+        flip_number(6),  # two runs have two each; one is sent before the clock starts
         ("parity",),
     ),
     Bug("a token that does not fit is dropped", "expert.groups", DIVIDED, DROPPED, ("parity",), size=4),

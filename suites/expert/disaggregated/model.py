@@ -105,11 +105,11 @@ def problem(
     ctx: Context,
     routing: str,
     shape: Shape,
+    dtype: torch.dtype,
     *,
     layers: int,
     micro_batches: int,
     ranks: int,
-    dtype: torch.dtype = torch.float64,
 ) -> Problem:
     """Draw it, the same on every rank; `ranks` have attention."""
     if routing == "zero_tokens":

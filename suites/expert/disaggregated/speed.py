@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import parity
-from fixtures.ranks.study.traffic import count_traffic
+from fixtures.ranks.study.dealt import Dealt
+from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique, answer, study
+from fixtures.ranks.study.pattern import Pattern, timed
 from suites.expert.disaggregated.model import Pace
 from suites.expert.disaggregated.passes import Log, Sides
-from suites.expert.disaggregated.traffic import by_pairs, through_pairs
-from suites.expert.payload import stream, through_all_to_all
-from suites.expert.routing import column
-from suites.expert.speed import Repeated, timed
-
-_SIZES, _EXACT = 1100, 1200
-_WORD_BYTES = 8
+from suites.expert.speed import Watched, timed_together
+from suites.expert.tokens import WORD_BYTES
 
 
 def pace_figures(
@@ -56,78 +56,66 @@ def pace_figures(
 def pattern_speed(
     ctx: Context, roles: Sides, sizes: list[int], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Time each size both ways and compare what the last iterations left; `pattern` is the last size's."""
-    found: dict[str, Any] = {"parity": [], "traffic": [], "figures": {}, "wrong": []}
-    for number, size in enumerate(sizes):
-        sent = m2n_matrix(ctx, roles, size)
-        work = _Pattern(ctx, roles, sent, _SIZES + number)
-        with count_traffic() as seen:
-            work.by_pairs()
-            work.by_all_to_all()
-        found["traffic"] += seen.table(_expected(ctx, roles, size), f"{size} bytes")
-        for name, call in (("m2n", work.by_pairs), ("all_to_all", work.by_all_to_all)):
-            repeated = Repeated(call, work.look, work.output.zero_)
-            seconds = timed(ctx, repeated, iterations, budget_s / (2 * len(sizes)), f"{name} {size}")
+    """Hold and time each size both ways; `pattern` is the last size's."""
+    edges = [Edges(ctx, roles, size) for size in sizes]
+    told = answer(*(study(ctx, one) for one in edges))
+    found: dict[str, Any] = {**told, "figures": {}, "wrong": [], "samples": iterations}
+    for edge, size in zip(edges, sizes, strict=True):
+        for name, way in edge.ways.items():
+            watched = Watched(partial(sent_by, way), way.output.clone())
+            label = f"{name} {size}"
+            seconds = timed_together(ctx, watched, label, iterations, budget_s / (2 * len(sizes)))
             median = statistics.median(seconds)
-            found["samples"] = min(len(seconds), found.get("samples", len(seconds)))
+            found["samples"] = min(len(seconds), found["samples"])
             found["figures"][f"{name}_us_{size}"] = median * 1e6
             found["figures"][f"{name}_gigabytes_per_s_{size}"] = size * len(roles.attention) / median / 1e9
-            found["parity"] += work.parity(f"{name} {size} bytes")
+            found["parity"].append(watched.entry(f"{label} bytes"))
         found["figures"]["pattern"] = found["figures"][f"m2n_gigabytes_per_s_{size}"]
-        found["wrong"] += through_pairs(ctx, roles.dispatch, "M-to-N", sent, _EXACT)
-        found["wrong"] += through_all_to_all(ctx, "M-to-N by all_to_all", sent, 2, _EXACT + 50)
+        found["wrong"] += timed(ctx, Pattern(list(edge.ways.values())), f"{size} bytes").wrong
     return found
 
 
-def m2n_matrix(ctx: Context, roles: Sides, size_bytes: int) -> list[list[int]]:
-    """Words from every rank to every rank: the same from each attention rank to each expert rank."""
-    words = size_bytes // _WORD_BYTES
-    return [
-        [words * (source in roles.attention and target in roles.experts) for target in range(ctx.size)]
-        for source in range(ctx.size)
-    ]
+class Edges(Technique[None]):
+    """So many bytes from each attention rank to each expert rank: by isend and irecv, and by all_to_all."""
+
+    dtypes = (torch.int64,)
+
+    def __init__(self, ctx: Context, roles: Sides, size_bytes: int) -> None:
+        words, everybody = size_bytes // WORD_BYTES, range(ctx.size)
+        sent = [[words * (s in roles.attention and d in roles.experts) for d in everybody] for s in everybody]
+        self.sends, self.variant = ctx.rank in roles.attention, f"{size_bytes} bytes"
+        self.peers = len(roles.experts if self.sends else roles.attention)
+        self.size_bytes, among = size_bytes, Among.of(roles.dispatch)
+        self.ways = {
+            "m2n": Dealt(ctx, "M-to-N", sent, among=among, pairs=True),
+            "all_to_all": Dealt(ctx, "M-to-N by all_to_all", sent, among=among),
+        }
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
+        """Send both ways."""
+        for way in self.ways.values():
+            way.prepare(0)
+        with seen():
+            found = {name: sent_by(way).clone() for name, way in self.ways.items()}
+        return Left({}, None, found)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Nothing is computed: see `beside`."""
+        return {}
+
+    def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
+        """Every word has come, and names itself."""
+        counts = {name: (way.check(0) or {"count": 0})["count"] for name, way in self.ways.items()}
+        return [{"what": name, "error": float(count), "tolerance": 0.0} for name, count in counts.items()]
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """One message for every peer, and one all_to_all, into which an expert rank puts nothing."""
+        pairs = self.peers, self.peers * self.size_bytes
+        both = {"send": pairs, "all_to_all": (1, pairs[1])}
+        return [Form(both if self.sends else {"recv": pairs, "all_to_all": (1, 0)})]
 
 
-def _expected(ctx: Context, roles: Sides, size: int) -> dict[str, tuple[int, int]]:
-    if ctx.rank in roles.attention:
-        peers = len(roles.experts)
-        return {"send": (peers, peers * size), "all_to_all": (1, peers * size)}
-    return {"recv": (len(roles.attention), len(roles.attention) * size), "all_to_all": (1, 0)}
-
-
-class _Pattern:
-    """One size, ready to be sent either way."""
-
-    def __init__(self, ctx: Context, roles: Sides, sent: list[list[int]], tag: int) -> None:
-        self.ctx, self.tag, self.sent = ctx, tag, sent
-        self.given, self.taken, self.group = sent[ctx.rank], column(sent, ctx.rank), roles.dispatch
-        self.own = stream(ctx, ctx.rank, tag, 0, sum(self.given))
-        self.output = torch.zeros(sum(self.taken), dtype=torch.int64, device=ctx.device)
-        self.right = self._right()
-        self.wrong = torch.zeros(1, dtype=torch.int64, device=ctx.device)
-
-    def by_pairs(self) -> None:
-        """Isend and irecv."""
-        by_pairs(self.group, self.own, self.given, self.output, self.taken)
-
-    def by_all_to_all(self) -> None:
-        """One uneven all_to_all."""
-        dist.all_to_all_single(self.output, self.own, self.taken, self.given, group=self.group)
-
-    def look(self) -> None:
-        """Note whether the last exchange brought what it must."""
-        self.wrong += (self.output != self.right).any()
-
-    def parity(self, name: str) -> list[dict[str, Any]]:
-        """What the last exchange brought, and how many so far were wrong."""
-        return [
-            parity.equal(name, self.output, self.right),
-            parity.equal(f"{name}: exchanges that went wrong", self.wrong, torch.zeros_like(self.wrong)),
-        ]
-
-    def _right(self) -> torch.Tensor:
-        parts = [
-            stream(self.ctx, source, self.tag, sum(row[: self.ctx.rank]), row[self.ctx.rank])
-            for source, row in enumerate(self.sent)
-        ]
-        return torch.cat(parts)
+def sent_by(way: Dealt) -> Tensor:
+    """Exchange the same words once more, and give what came."""
+    way.run(0)
+    return way.output

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,82 +13,75 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.calibrated import Work
-from fixtures.ranks.study.traffic import count_traffic
+from fixtures.ranks.study.driver import (
+    EXACT,
+    TRAINED,
+    WIDE,
+    Form,
+    Left,
+    Named,
+    Seen,
+    Technique,
+    answer,
+    study,
+)
 from suites.expert.disaggregated.model import Problem
 from suites.expert.disaggregated.passes import Log, Pace, Sides, run_pass, sides
 from suites.expert.disaggregated.speed import pace_figures
 from suites.expert.disaggregated.traffic import batch_rows, exact_both_ways, expected_traffic
 
-Entries = list[dict[str, Any]]
-_FACTOR = 3.0  # times the error of the co-located run in the same dtype
-# No run can be nearer to the fp64 one than the rounding of its results: half the spacing at 1.
-_ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: parity.BF16_ROUNDOFF}
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
-
-class Draw(Protocol):
-    """Makes the same problem in any dtype."""
-
-    def __call__(self, *, dtype: torch.dtype = torch.float64) -> Problem:
-        """Draw it."""
+Draw = Callable[[torch.dtype], Problem]  # the same problem in any dtype
 
 
 def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float) -> dict[str, Any]:
-    """Run it in fp64, fp32 and bf16, each twice, and once more with stages of their length."""
-    made = draw()
-    right = made.expected(ctx.rank, ctx.size)
+    """Study it, and run it once more with stages of their length."""
+    made = draw(EXACT)
     free = Pace(Work(ctx.device))
     paced = replace(free, least_s=stage_s)
     with sides(ctx, attention) as roles:
-        with count_traffic() as seen:
-            found, log = run_pass(ctx, roles, made, free)
+        apart = Apart(ctx, roles, draw, free)
+        found = study(ctx, apart)
         timing.barrier(ctx)
         _, alone = run_pass(ctx, roles, made.first(), paced)
         timing.barrier(ctx)
-        again, timed = run_pass(ctx, roles, made, paced)
-        near, same = _narrow(ctx, roles, draw, right, free)
+        ends, timed = run_pass(ctx, roles, made, paced)
         wrong = exact_both_ways(ctx, roles, made)
-    what = "forward" if ctx.rank < attention else "rows at experts"
-    traffic = expected_traffic(made, roles, batch_rows(made, roles), ctx.rank)
+    told, first, again = answer(found), found.runs[EXACT].results, apart.named(ends)
+    told["repeat"] += [parity.equal(f"{what} (paced)", again[what], first[what]) for what in first]
     pace = pace_figures(ctx, roles, alone, timed, layers=made.depth, micro_batches=len(made.batches[0]))
-    return {
-        "parity": [
-            parity.entry(f"{what} {i}", *pair) for i, pair in enumerate(zip(found, right, strict=True))
-        ]
-        + near,
-        "repeat": _repeated("fp64", (again, timed), (found, log)) + same,
-        "traffic": seen.table(traffic),
-        "figures": pace,
-        "wrong": wrong,
-    }
+    return {**told, "figures": pace, "wrong": wrong}
 
 
-def _narrow(
-    ctx: Context, roles: Sides, draw: Draw, right: Sequence[Tensor], pace: Pace
-) -> tuple[Entries, Entries]:
-    """The other dtypes: how near to fp64, and whether two passes have the same bits."""
-    near: Entries = []
-    same: Entries = []
-    for dtype, name in _NAMES.items():
-        made = draw(dtype=dtype)
-        first = run_pass(ctx, roles, made, pace)
-        timing.barrier(ctx)
-        same += _repeated(name, run_pass(ctx, roles, made, pace), first)
-        timing.barrier(ctx)
-        colocated = made.expected(ctx.rank, ctx.size)
-        found, unsharded, exact = (_flat(one) for one in (first[0], colocated, right))
-        tolerance = _FACTOR * max(parity.relative(unsharded, exact), _ROUNDOFF[dtype])
-        near.append(parity.entry(f"{name} pass", found, exact, tolerance))
-    return near, same
+class Apart(Technique[Log]):
+    """A pass: an attention rank ends with its micro-batches, an expert rank with the rows it was given."""
 
+    dtypes = (EXACT, WIDE, TRAINED)
+    joined = ("forward", "row at experts")
+    delivers = ("recv",)
 
-def _repeated(name: str, again: tuple[list[Tensor], Log], first: tuple[list[Tensor], Log]) -> Entries:
-    """Compare where two passes end, and the rows that came in either direction, bit for bit."""
-    return [
-        parity.equal(f"{name}: end of a pass", _flat(again[0]), _flat(first[0])),
-        parity.equal(f"{name}: rows that came", _flat(again[1].arrived), _flat(first[1].arrived)),
-    ]
+    def __init__(self, ctx: Context, roles: Sides, draw: Draw, pace: Pace) -> None:
+        self.ctx, self.roles, self.pace = ctx, roles, pace
+        self.made = {dtype: draw(dtype) for dtype in self.dtypes}
 
+    def named(self, ends: Sequence[Tensor]) -> Named:
+        """Name them after this rank's side."""
+        what = "forward" if self.ctx.rank in self.roles.attention else "row at experts"
+        return {f"{what}:{i}": end for i, end in enumerate(ends)}
 
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.flatten() for part in parts])
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Log]:
+        """One pass, when the one before is over everywhere."""
+        timing.barrier(self.ctx)
+        with seen():
+            ends, log = run_pass(self.ctx, self.roles, self.made[dtype], self.pace)
+        came = torch.cat([rows.flatten() for rows in log.arrived])
+        return Left(self.named(ends), log, {"rows that came": came})
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """The co-located model, on this rank."""
+        return self.named(self.made[dtype].expected(self.ctx.rank, self.ctx.size))
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Counts and rows to and from every peer."""
+        made = self.made[dtype]
+        rows = batch_rows(made, self.roles)
+        return [Form(expected_traffic(made, self.roles, rows, self.ctx.rank))]

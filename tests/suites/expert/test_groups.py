@@ -10,15 +10,13 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fixtures.ranks.steps import REGISTRY, Context
-from fixtures.ranks.study.traffic import count_traffic
 from suites.expert.groups import Nodes
 from suites.expert.limited import limited_tables
-from suites.expert.parts import Routed
+from suites.expert.parts import divided, in_part, sizes_in
 from suites.expert.routing import Shape
-from suites.expert.speed import Traffic
 from suites.expert.tokens import TAGS
-from suites.expert.worlds import divided, sizes_in
 from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.expert.test_steps import issued
 from tests.suites.parallel import assert_green, load, red
 from tests.teeth.bug import replaced
 from tests.teeth.expert import DIVIDED, LIMITED
@@ -117,20 +115,14 @@ def fake_parts(world: int, size: int) -> list[dict[str, Any]]:
     """What one rank of a fake world issues in its part for a timed dispatch and combine."""
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=world - 1, world_size=world, store=FakeStore())
-    with divided(context(world - 1, world), size) as group:
-        assert group.members.ranks == range(world - size, world)
-        routed = Routed(group, (8, 32, 2), 2)
-        work = Traffic(group.ctx, routed.goes, 32, group.members.group)
-        with count_traffic() as seen:
-            work.dispatch()
-            work.combine()
-        rank = size - 1
-        rows = int(routed.goes[rank].sum()) + sum(int(one[:, rank].sum()) for one in routed.goes)
-        return seen.tables({"part": (group.members.group, {"all_to_all": (2, 2 * 32 * rows)})})
+    with divided(context(world - 1, world), size) as among:
+        assert among.ranks == range(world - size, world)
+        return issued(in_part(context(world - 1, world), among, (8, 32, 2), 2)[1])
 
 
 def test_parts_issue_the_closed_form_in_fake_worlds() -> None:
     pairs = [(world, size) for world in (64, 512) for size in (8, 16, 32)] + [(512, 64)]
-    for (line,) in run_world(1, lambda _: [fake_parts(*pair) for pair in pairs])[0]:
-        assert (line["op"], line["group"]) == ("all_to_all", "part")
+    lines = run_world(1, lambda _: [fake_parts(*pair) for pair in pairs])[0]
+    for (_, size), (line,) in zip(pairs, lines, strict=True):
+        assert (line["op"], line["group"]) == ("all_to_all", f"EP {size}")
         assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"])

@@ -150,6 +150,17 @@ def rounded(real: Call) -> Call:
     return patched
 
 
+def widened(real: Call) -> Call:
+    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
+        if rows.dtype is not torch.bfloat16:
+            return real(output, rows, *splits, **group)
+        wide = output.float()
+        real(wide, rows.float(), *splits, **group)
+        return output.copy_(wide)
+
+    return patched
+
+
 def overwrites(real: Call) -> Call:
     return lambda tensor, dim, index, source: tensor.index_copy_(dim, index, source)
 
@@ -215,7 +226,15 @@ def neighbours_expert(real: Call) -> Call:
 
 
 def mean(tensor: torch.Tensor, *_: Any) -> None:
-    tensor.div_(dist.get_world_size())
+    if tensor.is_floating_point():
+        tensor.div_(dist.get_world_size())
+
+
+def alone(real: Call) -> Call:
+    """Every rank keeps its own numbers; what ranks agree on is integers, and goes on."""
+    return lambda tensor, *args, **kwargs: (
+        tensor if tensor.is_floating_point() else real(tensor, *args, **kwargs)
+    )
 
 
 def swap(owner: Any, name: str, make: Callable[[Call], Call]) -> Patch:
