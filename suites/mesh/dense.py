@@ -16,13 +16,13 @@ from torch.distributed.tensor.parallel import (
 
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Named
-from fixtures.ranks.study.models import Attention, Block, Llama, loss
+from fixtures.ranks.study.models import Attention, Block, Llama
 from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
 from suites.context.ring_attention import RingAttention, Tally, apply
 from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
-from suites.mesh.technique import optimizer_of
+from suites.mesh.technique import loss_of, optimizer_of
 from suites.tensor.dtensor import block_plan
 
 # The dimension of a Linear's or Embedding's weight that tensor parallelism cuts; norms are whole.
@@ -120,7 +120,7 @@ class Divided:
     def forth_and_back(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Forward and backward."""
         logits = self.model(x)
-        found = loss(logits, y)
+        found = loss_of(logits, y)
         torch.autograd.backward(found)
         return {"loss": found.detach(), "logits": logits.detach()}
 

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from fixtures.ranks.study.models import Llama, loss
+from fixtures.ranks.study.models import Llama
 from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
 from suites.mesh.task import Task
+from suites.mesh.technique import loss_of
 
 
 class Part(nn.Module):
@@ -49,7 +50,7 @@ class Staged(Divided):
             output_args=given,
             group=mesh.group("pp"),
         )
-        self._schedule = pipelining.Schedule1F1B(stage, task.micro_batches, loss_fn=loss)
+        self._schedule = pipelining.Schedule1F1B(stage, task.micro_batches, loss_fn=loss_of)
 
     def module(self, whole: Llama) -> nn.Module:
         """Its stage."""

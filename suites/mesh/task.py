@@ -17,10 +17,10 @@ from torch import Tensor
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Named
-from fixtures.ranks.study.models import Llama, loss, seeded, tokens
+from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
 from suites.mesh.axes import Layout
-from suites.mesh.technique import optimizer_of, stacked, trained
+from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 
 CHANNELS = 8  # of a head
 GROUPED = 2  # query heads that share a key-value head
@@ -139,8 +139,8 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
         x, y = task.batch(number)
         optimizer.zero_grad()
         whole = model(x)
-        torch.autograd.backward(loss(whole, y))
+        torch.autograd.backward(loss_of(whole, y))
         logits = task.own(whole.detach())
-        steps.append({"loss": loss(logits, task.own(y)), "logits": logits})
+        steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits})
         optimizer.step()
     return stacked(steps) | trained(dict(model.named_parameters()))

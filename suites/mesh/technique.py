@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory
+from fixtures.ranks.study import memory, models
 from fixtures.ranks.study.driver import (
     Entries,
     Form,
@@ -27,6 +27,7 @@ from fixtures.ranks.study.driver import (
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
+from suites.context.ring_attention import wide
 from suites.mesh import placement
 from suites.zero.training import gradient_of, of_kind
 
@@ -117,6 +118,11 @@ class Combined(Technique[AnEngine]):
 def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Make the optimizer of all steps: one state as large as the parameters."""
     return torch.optim.SGD(list(parameters), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in fp32 at least: one number in bf16 would say little."""
+    return models.loss(logits.to(wide(logits.dtype)), targets)
 
 
 def stacked(steps: Sequence[Named]) -> dict[str, Tensor]:

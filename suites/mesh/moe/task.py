@@ -24,7 +24,7 @@ from suites.expert.layer import Unsharded
 from suites.expert.parity import decided
 from suites.expert.routing import Shape, counts, preference, top_k
 from suites.mesh.moe.grid import Axes
-from suites.mesh.technique import optimizer_of, stacked, trained
+from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.tensor.regions import Group
 
 VOCABULARY, LAYERS = 32, 2
@@ -175,11 +175,6 @@ class Task:
 def mixtures(model: models.Llama) -> list[Unsharded]:
     """The expert layers of a whole model."""
     return [layer for layer in model.modules() if isinstance(layer, Unsharded)]
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in fp32 at least: one number in bf16 would say little."""
-    return models.loss(logits.to(wide(logits.dtype)), targets)
 
 
 def unsharded(task: Task, dtype: torch.dtype) -> Named:

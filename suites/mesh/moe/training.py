@@ -26,8 +26,8 @@ from fixtures.ranks.study.driver import Named
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
-from suites.mesh.moe.task import Task, loss_of
-from suites.mesh.technique import optimizer_of
+from suites.mesh.moe.task import Task
+from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.stages import RecordedStage
 from suites.zero.training import gradient_of
