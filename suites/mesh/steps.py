@@ -107,10 +107,10 @@ def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
     """A Llama of experts on stages x data x context x tensor, its experts over context x tensor together.
 
     2 ranks: 2 x 1 x 1 x 1. 4: 2 x 1 x 1 x 2, experts over 2. 8: 2 x 1 x 2 x 2, experts over 4. 16 and more:
-    2 x n/8 x 2 x 2, experts over 4 (`moe_grid.combined`; the fold is that of arXiv:2504.14960). m activations
+    2 x n/8 x 2 x 2, experts over 4 (`moe.grid.combined`; the fold is that of arXiv:2504.14960). m activations
     over every edge and m gradients back. Per block and micro-batch 3 all_gather and 2 reduce_scatter of the
     sequence along tp, one of each of keys and values along cp, 5 all_to_all along ep; once in a step
-    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe_forms`.
+    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe.forms`.
     """
     return run.run(ctx, combined(ctx.size), Dims(**dims))
 
