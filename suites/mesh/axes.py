@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fixtures.ranks.groups import lasting
+from fixtures.ranks.groups import Among, lasting
 from fixtures.ranks.steps import Context
 
 MOST_INSIDE = 8  # ranks of the innermost axis: beyond a node's usual eight its shards get too small
@@ -37,12 +37,6 @@ class Layout:
     def place(self, rank: int, name: str) -> int:
         """Where along an axis a rank is."""
         return rank // self._stride(name) % self.size(name) if name in self.names else 0
-
-    def members(self, rank: int, name: str) -> list[int]:
-        """The ranks that differ from this one along an axis alone, in its order."""
-        stride = self._stride(name)
-        first = rank - self.place(rank, name) * stride
-        return [first + number * stride for number in range(self.size(name))]
 
     def _stride(self, name: str) -> int:
         return math.prod(self.sizes[self.names.index(name) + 1 :])
@@ -103,6 +97,12 @@ class Mesh:
     def group(self, name: str) -> dist.ProcessGroup:
         """This rank's group along an axis."""
         return self._mesh.get_group(self._name(name))
+
+    @property
+    def used(self) -> list[Among]:
+        """The axes along which this rank meets others."""
+        several = [name for name in self.layout.names if self.layout.size(name) > 1]
+        return [Among.of(self.group(name), name) for name in several]
 
     def _name(self, axis: str) -> str:
         return f"{axis}{self._number}"

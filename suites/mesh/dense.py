@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -17,12 +15,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fixtures.ranks.study import memory
-from fixtures.ranks.study.models import Attention, Block, loss
+from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.models import Attention, Block, Llama
 from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
 from suites.context.ring_attention import RingAttention, Tally, apply
 from suites.mesh.axes import Mesh
-from suites.mesh.task import Results, Task, gradients, optimizer_of, parameters
+from suites.mesh.task import Task
+from suites.mesh.technique import loss_of, optimizer_of
 from suites.tensor.dtensor import block_plan
 
 # The dimension of a Linear's or Embedding's weight that tensor parallelism cuts; norms are whole.
@@ -91,51 +91,53 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
     return plan
 
 
-def part(task: Task, results: Results, names: Iterable[str]) -> dict[str, Tensor]:
-    """What this rank is to hold of whole results: its tensor-parallel part, and of that its shard of rows."""
-    rank, layout = task.ctx.rank, task.layout
-    shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
-    found = {}
-    for name in names:
-        whole, dim = results[name], CUT.get(name.partition(":")[2].split(".")[-2])
-        if dim is not None:
-            whole = whole.chunk(task.tp, dim)[layout.place(rank, "tp")]
-        found[name] = whole.chunk(task.shards)[shard]
-    return found
-
-
-def held(tensors: Results) -> dict[str, Tensor]:
-    """What this rank does hold of distributed tensors."""
-    return {
-        name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()
-    }
-
-
 class Divided:
     """The whole model, divided, at work on one rank."""
 
     def __init__(self, task: Task, mesh: Mesh, dtype: torch.dtype, reshard: bool = True) -> None:
         self.task = task
-        self.model: nn.Module = task.model(dtype)
+        self.model = self.module(task.model(dtype))
         divided(task, mesh, self.model, reshard)
-        self.optimizer = optimizer_of(list(self.model.parameters()))
-        self.waiting_bytes = 0
+        self.optimizer = optimizer_of(self.model.parameters())
+        self.waiting_bytes = 0  # of parameters that stand there between forward and backward
+        self.model.register_forward_hook(self._wait)
 
-    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward, backward and update with this rank's tokens; give its loss and logits."""
-        self.optimizer.zero_grad()
-        logits = self.model(x)
-        found = loss(logits, y)
+    def module(self, whole: Llama) -> nn.Module:
+        """What of the model this rank's axes divide."""
+        return whole
+
+    def _wait(self, *_: object) -> None:
         self.waiting_bytes = memory.parameter_bytes(self.model)
-        torch.autograd.backward(found)
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        """Train with this rank's tokens; give loss and logits where they are."""
+        x, y = (self.task.own(one) for one in self.task.batch(number))
+        self.optimizer.zero_grad()
+        found = self.forth_and_back(x, y)
         self.optimizer.step()
-        return found.detach(), logits.detach()
+        return found
 
-    def results(self) -> dict[str, Tensor]:
-        """Gradients and parameters that this rank holds."""
-        return held({**gradients(self.model), **parameters(self.model)})
+    def forth_and_back(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Forward and backward."""
+        logits = self.model(x)
+        found = loss_of(logits, y)
+        torch.autograd.backward(found)
+        return {"loss": found.detach(), "logits": logits.detach()}
 
-    def expected(self, whole: Results) -> dict[str, Tensor]:
-        """The same of whole results, with this rank's loss and logits."""
-        names = [name for name in whole if name not in ("loss", "logits")]
-        return {"loss": whole["loss"], "logits": whole["logits"], **part(self.task, whole, names)}
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Those of its part of the model."""
+        return dict(self.model.named_parameters())
+
+    def part(self, whole: Named) -> dict[str, Tensor]:
+        """Its tensor-parallel part of each weight and gradient, and of that its shard of rows."""
+        task, layout = self.task, self.task.layout
+        rank, own = task.ctx.rank, self.weights()
+        shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
+        found = {what: whole[what] for what in ("loss", "logits") if task.last}
+        for what, tensor in whole.items():
+            name = what.partition(":")[2]
+            if name in own:
+                dim = CUT.get(name.split(".")[-2])
+                cut = tensor if dim is None else tensor.chunk(task.tp, dim)[layout.place(rank, "tp")]
+                found[what] = cut.chunk(task.shards)[shard]
+        return found

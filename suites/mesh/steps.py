@@ -17,27 +17,28 @@ for every axis on which machines its ranks are (`suites.mesh.placement`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
+import torch
 
 from fixtures.ranks.steps import Context, step
-from fixtures.ranks.study.traffic import Expected
-from suites.mesh import along, forms, placement
-from suites.mesh.axes import Layout, Mesh, divide, laid_out
-from suites.mesh.dense import Divided
-from suites.mesh.forms import Stage
+from fixtures.ranks.study.driver import EXACT, TRAINED
+from suites.mesh.axes import divide, laid_out
+from suites.mesh.forms import Dense
 from suites.mesh.moe import run
 from suites.mesh.moe.grid import combined, replicated
 from suites.mesh.moe.task import Dims
-from suites.mesh.staged import Staged
-from suites.mesh.study import Study, held, study
 from suites.mesh.task import Task
+from suites.mesh.technique import told
 
-SHARDING = ("reduce_scatter", "all_gather")
-TENSOR = ("all_reduce", "all_gather")
-EDGES = ("send_recv",)
+_SHARDING = ("reduce_scatter", "all_gather")
+PATTERNS = {
+    "pp": ("send_recv",),
+    "dp": _SHARDING,
+    "cp": (*_SHARDING, "send_recv"),
+    "tp": ("all_reduce", "all_gather"),
+}
 
 
 @step
@@ -48,7 +49,7 @@ def fsdp_tp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) ->
     all-gather of the logits (arXiv:2304.11277, section 4; torch's parallelize_module with fully_shard).
     """
     layout = divide(ctx, ("dp", "tp"), ("dp", "tp"))
-    return _sharded(Task(ctx, layout, rows, tokens, layers, steps))
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps))
 
 
 @step
@@ -59,7 +60,7 @@ def loss_curve(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int)
     holds bf16 over a few. Traffic and memory are those of `fsdp_tp`.
     """
     layout = divide(ctx, ("dp", "tp"), ("tp", "dp"))
-    return _sharded(Task(ctx, layout, rows, tokens, layers, steps), low=False)
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps), dtypes=(EXACT,))
 
 
 @step
@@ -70,16 +71,7 @@ def fsdp_cp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) ->
     V or of their gradients ("The Llama 3 Herd of Models", 2024, section 3.3.2; arXiv:2310.01889).
     """
     layout = divide(ctx, ("dp", "cp"), ("cp", "dp"))
-    task, stage = Task(ctx, layout, rows, tokens, layers, steps), Stage(layers)
-    with laid_out(ctx, layout) as mesh:
-        done = study(task, lambda dtype: Divided(task, mesh, dtype))
-        expected = {
-            "dp x cp": (dist.group.WORLD, forms.sharding(task, stage, 2)),
-            "cp": (mesh.group("cp"), forms.ring(task)),
-        }
-        elements = forms.elements(task, stage)
-        found = _answer(done, expected, held(done.engine, elements, elements))
-        return {**found, **_placed(ctx, layout, mesh, {"dp": SHARDING, "cp": (*SHARDING, *EDGES)}, done)}
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps))
 
 
 @step
@@ -93,22 +85,9 @@ def pp_fsdp_tp(
     micro-batch (Narayanan et al., arXiv:2104.04473; torch's Schedule1F1B, fully_shard kept until backward).
     """
     layout = divide(ctx, ("pp", "dp", "tp"), ("pp", "tp", "dp"))
-    stages, index = layout.size("pp"), layout.place(ctx.rank, "pp")
+    stages = layout.size("pp")
     micro_batches = per_stage * stages  # 1F1B needs one for each stage at least
-    task = Task(ctx, layout, rows * micro_batches, tokens, layers * stages, steps)
-    stage = forms.stage_of([layers] * stages, index)
-    neighbours = (not stage.first) + (not stage.last)
-    with laid_out(ctx, layout) as mesh:
-        done = study(task, lambda dtype: Staged(task, mesh, dtype, micro_batches))
-        expected = {
-            "pp": (mesh.group("pp"), forms.edges(task, neighbours, micro_batches)),
-            "dp": (mesh.group("dp"), forms.sharding(task, stage, 1)),
-            "tp": (mesh.group("tp"), forms.tensor(task, stage, micro_batches)),
-        }
-        elements = forms.elements(task, stage)
-        found = _answer(done, expected, held(done.engine, elements, elements * task.shards))
-        patterns = {"pp": EDGES, "dp": SHARDING, "tp": TENSOR}
-        return {**found, **_placed(ctx, layout, mesh, patterns, done)}
+    return _dense(Task(ctx, layout, rows * micro_batches, tokens, layers * stages, steps, micro_batches))
 
 
 @step
@@ -128,56 +107,15 @@ def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
     """A Llama of experts on stages x data x context x tensor, its experts over context x tensor together.
 
     2 ranks: 2 x 1 x 1 x 1. 4: 2 x 1 x 1 x 2, experts over 2. 8: 2 x 1 x 2 x 2, experts over 4. 16 and more:
-    2 x n/8 x 2 x 2, experts over 4 (`moe_grid.combined`; the fold is that of arXiv:2504.14960). m activations
+    2 x n/8 x 2 x 2, experts over 4 (`moe.grid.combined`; the fold is that of arXiv:2504.14960). m activations
     over every edge and m gradients back. Per block and micro-batch 3 all_gather and 2 reduce_scatter of the
     sequence along tp, one of each of keys and values along cp, 5 all_to_all along ep; once in a step
-    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe_forms`.
+    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe.forms`.
     """
     return run.run(ctx, combined(ctx.size), Dims(**dims))
 
 
-def _sharded(task: Task, low: bool = True) -> dict[str, Any]:
-    """fully_shard and tensor parallelism."""
-    stage = Stage(task.layers)
+def _dense(task: Task, dtypes: Sequence[torch.dtype] = (EXACT, TRAINED)) -> dict[str, Any]:
+    """Train it on the mesh of its layout."""
     with laid_out(task.ctx, task.layout) as mesh:
-        done = study(task, lambda dtype: Divided(task, mesh, dtype), low)
-        expected = {
-            "dp": (mesh.group("dp"), forms.sharding(task, stage, 2)),
-            "tp": (mesh.group("tp"), forms.tensor(task, stage)),
-        }
-        elements = forms.elements(task, stage)
-        found = _answer(done, expected, held(done.engine, elements, elements))
-        patterns = {"dp": SHARDING, "tp": TENSOR}
-        return {**found, **_placed(task.ctx, task.layout, mesh, patterns, done)}
-
-
-def _answer(
-    done: Study, expected: Mapping[str, tuple[Any, Expected]], memory: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Parity, repeat, traffic and memory. Axes that share a group, as that of all ranks, are one line."""
-    merged: dict[str, tuple[str, Any, Expected]] = {}
-    for name, (group, wanted) in expected.items():
-        before = merged.get(group.group_name, ("", group, {}))
-        joined = f"{before[0]}, {name}" if before[0] else name
-        merged[group.group_name] = (joined, group, {**before[2], **wanted})
-    return {
-        "parity": done.parity,
-        "repeat": done.repeat,
-        "traffic": done.trained.traffic.tables(
-            {name: (group, all_) for name, group, all_ in merged.values()}
-        ),
-        "memory": memory,
-    }
-
-
-def _placed(
-    ctx: Context, layout: Layout, mesh: Mesh, patterns: Mapping[str, Sequence[str]], done: Study
-) -> dict[str, Any]:
-    """Where every axis is, and whether exact payloads arrive along it, and how fast."""
-    wrong, figures = along.sent(ctx, layout, mesh, patterns)
-    return {
-        "placement": placement.entries(ctx, layout, mesh),
-        "wrong": wrong,
-        "figures": {"step_seconds": done.trained.seconds, **figures},
-        "samples": along.ITERATIONS,
-    }
+        return told(task.ctx, Dense(task, mesh, dtypes), mesh.used, PATTERNS)

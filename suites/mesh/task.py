@@ -8,7 +8,6 @@ batch. Weights are numbers that bf16 holds, so that runs in bf16 and fp64 start 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,25 +16,22 @@ from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.models import Llama, loss, seeded, tokens
+from fixtures.ranks.study.driver import TRAINED, Named
+from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
 from suites.mesh.axes import Layout
+from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 
-EXACT, TRAINED = torch.float64, torch.bfloat16
-LEARNING_RATE = 0.05
-MOMENTUM = 0.9
 CHANNELS = 8  # of a head
 GROUPED = 2  # query heads that share a key-value head
 BATCHES = 2  # batches that take turns, so that a loss curve falls
-
-Results = Mapping[
-    str, Tensor
-]  # "loss" of every step, "logits" of the last, "grad:*" of it, "param:*" after it
 
 
 @dataclass(frozen=True)
 class Task:
     """`rows` sequences per dp rank and step, of `tokens` positions per cp rank, through so many layers.
+
+    Stages of a pipeline take the rows in `micro_batches`.
 
     Matrices are as small as leaves every rank whole heads and whole rows of each (fully_shard would pad).
     """
@@ -46,6 +42,32 @@ class Task:
     tokens: int
     layers: int
     steps: int
+    micro_batches: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Parts of the layers."""
+        return self.layout.size("pp")
+
+    @property
+    def stage(self) -> int:
+        """Which of them this rank has."""
+        return self.layout.place(self.ctx.rank, "pp")
+
+    @property
+    def blocks(self) -> int:
+        """Layers of a stage."""
+        return self.layers // self.stages
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank reads tokens."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the logits, and the loss."""
+        return self.stage == self.stages - 1
 
     @property
     def tp(self) -> int:
@@ -109,37 +131,16 @@ class Task:
         return whole[first : first + self.rows].index_select(1, self.own_positions)
 
 
-def optimizer_of(parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """Make the optimizer of all steps: one state as large as the parameters."""
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
-
-
-def unsharded(task: Task, dtype: torch.dtype) -> Results:
+def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the batches of all ranks, alone; losses and logits are those of this rank's tokens."""
     model = task.model(dtype)
-    optimizer, losses = optimizer_of(list(model.parameters())), []
-    logits = torch.empty(0)
+    optimizer, steps = optimizer_of(model.parameters()), []
     for number in range(task.steps):
         x, y = task.batch(number)
         optimizer.zero_grad()
         whole = model(x)
-        torch.autograd.backward(loss(whole, y))
+        torch.autograd.backward(loss_of(whole, y))
         logits = task.own(whole.detach())
-        losses.append(loss(logits, task.own(y)))
+        steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits})
         optimizer.step()
-    return {"loss": torch.stack(losses), "logits": logits, **gradients(model), **parameters(model)}
-
-
-def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    """All of them by name; to have none is an error."""
-    found = {}
-    for name, weight in model.named_parameters():
-        if weight.grad is None:
-            raise RuntimeError(f"{name} has no gradient")
-        found[f"grad:{name}"] = weight.grad.detach()
-    return found
-
-
-def parameters(model: torch.nn.Module) -> dict[str, Tensor]:
-    """All of them by name."""
-    return {f"param:{name}": weight.detach() for name, weight in model.named_parameters()}
+    return stacked(steps) | trained(dict(model.named_parameters()))

@@ -13,7 +13,7 @@ def case(step: str, **parameters: int) -> Case:
     return Case(step, (step.partition(".")[2],), parameters, {"step": step}, weight=4.0, shared=True)
 
 
-DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 3}
+DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
 STEPS: list[Case] = [
     case("mesh.fsdp_tp", **DENSE),

@@ -11,7 +11,7 @@ attentions, B t k rows to dispatch, and R rows come to its experts:
             reduce_scatter   2 B G/T L h their gradients
     ep      all_to_all       8 E bytes of counts; rows there, back, and their gradients: 2 d (B t k + R)
 
-and once in a step
+and once in a step, where gradients of bf16 are added up in fp32,
 
     pp      send, recv       m B t d to each neighbour and from it
     tp      all_reduce       what is whole on all ranks of the line: norms, router, embedding, head
@@ -22,43 +22,37 @@ and once in a step
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from fixtures.ranks.study import memory
-from fixtures.ranks.study.traffic import Expected, Traffic
+import torch
+
+from fixtures.ranks.study.traffic import Expected
+from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.task import EXACT, VOCABULARY, Task
-from suites.mesh.moe.training import Trainer
-from suites.pipeline.schedules import PLANS, Shape
+from suites.mesh.moe.task import VOCABULARY, Task
 
-ITEM = EXACT.itemsize
 _COUNT_BYTES = 8
 
 
-def traffic(task: Task, grid: Grid, seen: Traffic) -> list[dict[str, Any]]:
-    """Stand every line's calls beside the closed form."""
-    expected = _issued(task, grid)
-    return seen.tables({line.name: (line.group.handle, expected[line.name]) for line in grid.used})
-
-
-def _issued(task: Task, grid: Grid) -> dict[str, Expected]:
+def issued(task: Task, grid: Grid, dtype: torch.dtype) -> dict[str, Expected]:
+    """What is issued along every line."""
+    item, summed = dtype.itemsize, wide(dtype).itemsize
     shared, split, experts = elements(task, grid.place[0])
     times = task.dims.micro_batches * task.blocks
-    whole = times * task.dims.rows * task.tokens * task.axes.tensor * task.dims.width * ITEM
-    kept = times * _kept_elements(task) * ITEM
+    activation = task.dims.rows * task.tokens * task.dims.width * item
+    whole = times * activation * task.axes.tensor
+    kept = times * _kept_elements(task) * item
     sends = _edges(task, grid) * task.dims.micro_batches
-    activation = task.dims.rows * task.tokens * task.dims.width * ITEM
     return {
         "pp": dict.fromkeys(("send", "recv"), (sends, sends * activation)),
         "tp": {
             "all_gather": (3 * times, 3 * whole),
             "reduce_scatter": (2 * times, 2 * whole),
-            "all_reduce": (1, shared * ITEM),
+            "all_reduce": (1, shared * summed),
         },
         "cp": {"all_gather": (times, kept), "reduce_scatter": (times, kept)},
-        "ep": {"all_to_all": (5 * times, _dispatched_bytes(task, grid))},
-        "dp_cp": {"all_reduce": (1, (shared + split) * ITEM)},
-        "edp": {"all_reduce": (1, experts * ITEM)},
+        "ep": {"all_to_all": (5 * times, _dispatched_bytes(task, grid, item))},
+        "dp_cp": {"all_reduce": (1, (shared + split) * summed)},
+        "edp": {"all_reduce": (1, experts * summed)},
     }
 
 
@@ -75,48 +69,41 @@ def _kept_elements(task: Task) -> int:
     return 2 * dims.rows * dims.kv_heads // task.axes.tensor * dims.length * channels
 
 
-def _dispatched_bytes(task: Task, grid: Grid) -> int:
+def _dispatched_bytes(task: Task, grid: Grid, item: int) -> int:
     """Counts and rows of all blocks and micro-batches."""
-    moved = 0
+    moved, own = 0, grid.group("ep").rank
     for sent in routed(task, grid):
-        own, arriving = (
-            sum(sent[grid.line("ep").group.rank]),
-            sum(row[grid.line("ep").group.rank] for row in sent),
-        )
-        moved += _COUNT_BYTES * task.experts + 2 * task.dims.width * ITEM * (own + arriving)
+        rows = sum(sent[own]) + sum(row[own] for row in sent)
+        moved += _COUNT_BYTES * task.experts + 2 * task.dims.width * item * rows
     return moved
 
 
 def routed(task: Task, grid: Grid) -> Iterator[list[list[int]]]:
     """Rows from every rank of this rank's set of experts to every one of them: micro-batch, then block."""
-    line = grid.line("ep")
+    members = grid.lines["ep"].ranks
     for i in range(task.dims.micro_batches):
         for number in task.blocks_of(grid.place[0]):
-            counts = (task.rows_sent(rank, number, i) for rank in line.members)
-            yield [one.view(line.size, -1).sum(1).tolist() for one in counts]
+            counts = (task.rows_sent(rank, number, i) for rank in members)
+            yield [one.view(len(members), -1).sum(1).tolist() for one in counts]
 
 
 def elements(task: Task, stage: int) -> tuple[int, int, int]:
     """Weights of a rank: whole on all ranks of its tp line, split along it, and of its experts."""
     dims, axes = task.dims, task.axes
     kept = dims.kv_heads * (dims.width // dims.heads)
-    shared = task.blocks * (2 * dims.width + dims.width * task.experts)
+    shared = task.blocks * 2 * dims.width + router_elements(task)
     shared += VOCABULARY * dims.width * (stage == 0)
     shared += (dims.width + VOCABULARY * dims.width) * (stage == axes.stages - 1)
     split = task.blocks * 2 * dims.width * (dims.width + kept) // axes.tensor
     return shared, split, task.blocks * dims.experts_per_rank * 3 * dims.width * dims.inner
 
 
-def held(task: Task, grid: Grid, trainer: Trainer) -> list[dict[str, Any]]:
-    """Weights, gradients and momentum of this rank, and how many micro-batches it held at a time."""
-    expected = ITEM * sum(elements(task, grid.place[0]))
-    entries = [
-        memory.entry("params", memory.parameter_bytes(trainer.stage), expected),
-        memory.entry("grads", memory.gradient_bytes(trainer.stage), expected),
-        memory.entry("optimizer", memory.optimizer_bytes(trainer.optimizer), expected),
-    ]
-    if trainer.schedule is not None:
-        shape = Shape(task.axes.stages, task.dims.micro_batches)
-        most = PLANS["one_f_one_b"].held(shape, grid.place[0])
-        entries.append(memory.entry("in-flight micro-batches", trainer.recorder.held.peak, most))
-    return entries
+def router_elements(task: Task) -> int:
+    """Of those that are whole, the routers': fp32 where the others are bf16."""
+    return task.blocks * task.dims.width * task.experts
+
+
+def held_bytes(task: Task, stage: int, dtype: torch.dtype) -> int:
+    """Bytes of a rank's parameters."""
+    widened = router_elements(task) * (wide(dtype).itemsize - dtype.itemsize)
+    return sum(elements(task, stage)) * dtype.itemsize + widened

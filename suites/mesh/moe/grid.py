@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fixtures.ranks.groups import divided_into, lasting
+from fixtures.ranks.groups import Among, divided_into, lasting
 from fixtures.ranks.steps import Context
 from suites.tensor.regions import Group
 
@@ -103,51 +103,37 @@ def _halved(ranks: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Line:
-    """This rank's group along one line: whom it meets, as ranks of the world, and its place among them."""
-
-    name: str
-    members: tuple[int, ...]
-    group: Group
-
-    @property
-    def size(self) -> int:
-        """Ranks along it."""
-        return len(self.members)
-
-
-@dataclass(frozen=True)
 class Grid:
-    """A rank's coordinates and lines."""
+    """A rank's coordinates, and whom it meets along each line."""
 
     ctx: Context
     axes: Axes
-    lines: dict[str, Line]
+    lines: dict[str, Among]
 
     @property
     def place(self) -> tuple[int, int, int, int]:
         """Stage, data, context and tensor."""
         return self.axes.coordinates(self.ctx.rank)
 
-    def line(self, name: str) -> Line:
-        """One of them."""
-        return self.lines[name]
+    def group(self, line: str) -> Group:
+        """Its group along a line."""
+        met = self.lines[line]
+        return Group(met.ranks.index(self.ctx.rank), len(met.ranks), met.group)
 
     @property
-    def used(self) -> list[Line]:
-        """Those on which there is somebody to meet."""
-        return [line for line in self.lines.values() if line.size > 1]
+    def used(self) -> list[Among]:
+        """The lines on which there is somebody to meet."""
+        return [line for line in self.lines.values() if len(line.ranks) > 1]
 
 
 @contextmanager
 def on_grid(ctx: Context, axes: Axes) -> Iterator[Grid]:
     """Make the groups of every line, in the same order on all ranks, for as long as the work goes well."""
     lines = {name: _line(ctx, name, axes.members(name)) for name in LINES}
-    with lasting([line.group.handle for line in lines.values()]):
+    with lasting([line.group for line in lines.values()]):
         yield Grid(ctx, axes, lines)
 
 
-def _line(ctx: Context, name: str, groups: list[list[int]]) -> Line:
-    handle = divided_into(groups) if len(groups[0]) > 1 else None
-    mine = next(members for members in groups if ctx.rank in members)
-    return Line(name, tuple(mine), Group(mine.index(ctx.rank), len(mine), handle))
+def _line(ctx: Context, name: str, groups: list[list[int]]) -> Among:
+    group = divided_into(groups) if len(groups[0]) > 1 else None
+    return Among(next(members for members in groups if ctx.rank in members), group, name)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from fixtures.ranks.study import models
 from suites.expert.layer import Sharded, Unsharded
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.task import Named, Task
+from suites.mesh.moe.task import Task
 from suites.tensor.blocks import Split
 from suites.tensor.regions import Group, gather_from_sequence
 
@@ -39,8 +39,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(number): whole.blocks[number] for number in self.numbers})
         self.norm = whole.norm if last else None
         self.head = whole.head if last else None
-        self.tensor, self.expert = grid.line("tp").group, grid.line("ep").group
-        self.along = grid.line("cp").group
+        self.tensor, self.expert, self.along = (grid.group(line) for line in ("tp", "ep", "cp"))
         self.positions = [positions.to(task.ctx.device) for positions in task.positions()]
         self.wanted = {
             (number, i): task.wanted(task.ctx.rank, number, i).to(task.ctx.device)
@@ -76,17 +75,6 @@ class Stage(nn.Module):
                 local = len(self._block(int(parts[1])).mlp.experts)
                 parts[place] = str(self.expert.rank * local + int(parts[place]))
             yield ".".join(parts), weight
-
-    def part(self, whole: Named) -> Named:
-        """This rank's part of the whole model's tensors."""
-        return {name: share(name, whole[name], self.tensor) for name in self.weights()}
-
-    def placed(self, own: Named, whole: Named) -> Named:
-        """The whole model's tensors with this rank's part in its place."""
-        found = {name: one.clone() for name, one in whole.items()}
-        for name, part in own.items():
-            share(name, found[name], self.tensor).copy_(part)
-        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """One micro-batch: token numbers or activations in, activations or logits out."""

@@ -9,32 +9,27 @@ rank can write down everybody's routing. Weights are numbers that bf16 holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import models
-from fixtures.ranks.study.deliveries import Deliveries
-from fixtures.ranks.study.traffic import Traffic
+from fixtures.ranks.study.driver import TRAINED, Named
 from suites.context.layout import zigzag
 from suites.context.ring_attention import wide
 from suites.expert.layer import Unsharded
 from suites.expert.parity import decided
 from suites.expert.routing import Shape, counts, preference, top_k
 from suites.mesh.moe.grid import Axes
+from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.tensor.regions import Group
 
-EXACT, TRAINED = torch.float64, torch.bfloat16
 VOCABULARY, LAYERS = 32, 2
-LEARNING_RATE, MOMENTUM = 0.05, 0.9
 ROUTING = "skewed"
 _WEIGHTS, _TOKENS = 740, 741
-
-Named = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,22 +46,6 @@ class Dims:
     rows: int
     micro_batches: int
     steps: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a run leaves on one rank, its part of everything.
-
-    `forward` is what left the rank's stage in the last step: activations, or of the last stage logits.
-    `traffic` is that of the last step, `delivered` what all exchanges of all steps brought.
-    """
-
-    losses: Tensor
-    forward: Tensor
-    grads: Named
-    params: Named
-    traffic: Traffic = field(default_factory=Traffic)
-    delivered: Deliveries = field(default_factory=Deliveries)
 
 
 @dataclass(frozen=True)
@@ -189,7 +168,7 @@ class Task:
                 block.mlp = Unsharded(self.shape, torch.empty(0))
         model = model.to(TRAINED).to(self.ctx.device, dtype)
         for layer in mixtures(model):
-            layer.router.to(torch.float32 if dtype is TRAINED else dtype)
+            layer.router.to(wide(dtype))
         return model
 
 
@@ -198,20 +177,12 @@ def mixtures(model: models.Llama) -> list[Unsharded]:
     return [layer for layer in model.modules() if isinstance(layer, Unsharded)]
 
 
-def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of all ranks: one state as large as the parameters."""
-    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in fp32 at least: one number in bf16 would say little."""
-    return models.loss(logits.to(wide(logits.dtype)), targets)
-
-
-def unsharded(task: Task, dtype: torch.dtype) -> Trace:
-    """Train on the big batch, alone; keep what this rank's stage gives, and all gradients and parameters."""
-    model, losses = task.model(dtype), []
-    optimizer = optimizer_of(model)
+def unsharded(task: Task, dtype: torch.dtype) -> Named:
+    """Train on the big batch, alone; of what leaves a stage and of losses keep this rank's."""
+    model, steps = task.model(dtype), []
+    optimizer = optimizer_of(model.parameters())
+    stage = task.axes.coordinates(task.ctx.rank)[0]
+    leaves = -1 if stage == task.axes.stages - 1 else task.blocks_of(stage)[-1]
     for number, layer in enumerate(mixtures(model)):
         layer.wanted = task.preferences(number, range(task.sequences)).flatten(0, 1).to(task.ctx.device)
     for number in range(task.dims.steps):
@@ -219,14 +190,10 @@ def unsharded(task: Task, dtype: torch.dtype) -> Trace:
         optimizer.zero_grad()
         found = _through(model, inputs)
         torch.autograd.backward(loss_of(found[-1], targets))
-        losses.append(_losses(task, found[-1].detach(), targets))
-        grads = {name: gradient_of(weight).clone() for name, weight in model.named_parameters()}
+        loss = _losses(task, found[-1].detach(), targets)
+        steps.append({"loss": loss, "forward": task.own(found[leaves].detach())})
         optimizer.step()
-    stage = task.axes.coordinates(task.ctx.rank)[0]
-    last = stage == task.axes.stages - 1
-    params = {name: weight.detach() for name, weight in model.named_parameters()}
-    left = found[-1] if last else found[task.blocks_of(stage)[-1]]
-    return Trace(torch.stack(losses), task.own(left.detach()), grads, params)
+    return stacked(steps) | trained(dict(model.named_parameters()))
 
 
 def _through(model: models.Llama, numbers: Tensor) -> list[Tensor]:
@@ -242,10 +209,3 @@ def _losses(task: Task, logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of this rank's tokens in each of its micro-batches."""
     own = zip(*(torch.split(task.own(one), task.dims.rows) for one in (logits, targets)), strict=True)
     return torch.stack([loss_of(part, wanted) for part, wanted in own])
-
-
-def gradient_of(weight: Tensor) -> Tensor:
-    """Its gradient; to have none is an error."""
-    if weight.grad is None:
-        raise RuntimeError(f"a parameter of shape {list(weight.shape)} has no gradient")
-    return weight.grad.detach()

@@ -14,21 +14,23 @@ edp.) Sums of bf16 gradients are made in fp32, as there.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
 
-from fixtures.ranks.study.deliveries import record_deliveries
-from fixtures.ranks.study.traffic import count_traffic
+from fixtures.ranks.study.driver import Named
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.stage import Stage, is_expert, is_split
-from suites.mesh.moe.task import Task, Trace, gradient_of, loss_of, optimizer_of
+from suites.mesh.moe.stage import Stage, is_expert, is_split, share
+from suites.mesh.moe.task import Task
+from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.stages import RecordedStage
+from suites.zero.training import gradient_of
 
 
 class Trainer:
@@ -37,7 +39,7 @@ class Trainer:
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         self.task, self.grid = task, grid
         self.stage = Stage(task, grid, dtype)
-        self.optimizer = optimizer_of(self.stage)
+        self.optimizer = optimizer_of(self.stage.parameters())
         self.recorder = Recorder(task.ctx, Held(list(self.stage.parameters())))
         self.schedule = self._schedule(dtype) if task.axes.stages > 1 else None
 
@@ -51,8 +53,19 @@ class Trainer:
         """Whether this rank has the loss."""
         return self.stage.head is not None
 
-    def step(self, number: int) -> Tensor:
-        """Forward and backward of all micro-batches, gradients, update; give the losses, if they are here."""
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Those of the stage."""
+        return self.stage.weights()
+
+    def part(self, whole: Named) -> dict[str, Tensor]:
+        """Its losses, what is to leave it, and its share of each weight and gradient."""
+        found = {what: whole[what] for what in ("forward", *["loss"] * self.last)}
+        for kind, name in itertools.product(("grad", "param"), self.weights()):
+            found[f"{kind}:{name}"] = share(name, whole[f"{kind}:{name}"], self.stage.tensor)
+        return found
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        """Forward and backward of all micro-batches, gradients, update; give what left here, and losses."""
         inputs, targets = (self.task.own(one) for one in self.task.batch(number))
         self.optimizer.zero_grad()
         self.stage.left.clear()
@@ -61,7 +74,8 @@ class Trainer:
             losses = self._alone(inputs, targets) if self.schedule is None else self._piped(inputs, targets)
         self.synchronise()
         self.optimizer.step()
-        return torch.stack([loss.detach() for loss in losses]) if losses else inputs.new_empty(0).double()
+        left = {"forward": torch.cat(self.stage.left)}
+        return left | {"loss": torch.stack(losses)} if losses else left
 
     def _alone(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """One micro-batch after another, where there is one stage."""
@@ -86,30 +100,30 @@ class Trainer:
 
     def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
         """torch's schedule around the stage. Shapes are given: to find them out would take a forward."""
-        task, line = self.task, self.grid.line("pp")
+        task, group = self.task, self.grid.group("pp")
         shape = (task.dims.rows, task.tokens)
         stage = _MicroBatched(
             self.stage,
-            line.group.rank,
-            line.size,
+            group.rank,
+            group.size,
             task.ctx.device,
             input_args=_meta(shape, torch.int64) if self.first else _meta((*shape, task.dims.width), dtype),
-            output_args=_meta((*shape, task.width_out(line.group.rank)), dtype),
-            group=line.group.handle,
+            output_args=_meta((*shape, task.width_out(group.rank)), dtype),
+            group=group.handle,
         )
         stage.recorder = self.recorder
         return Schedule1F1B(stage, task.dims.micro_batches, loss_fn=loss_of)
 
     def synchronise(self) -> None:
         """Make every gradient that of the whole batch."""
-        weights = self.stage.weights()
+        weights = self.weights()
         shared = [one for name, one in weights.items() if not (is_expert(name) or is_split(name))]
         dense = [one for name, one in weights.items() if not is_expert(name)]
         experts = [one for name, one in weights.items() if is_expert(name)]
         for name, members in (("tp", shared), ("dp_cp", dense), ("edp", experts)):
-            line = self.grid.line(name)
-            if line.size > 1:
-                _summed([gradient_of(one) for one in members], line.group.handle)
+            group = self.grid.group(name)
+            if group.size > 1:
+                _summed([gradient_of(one) for one in members], group.handle)
         for weight in weights.values():
             gradient_of(weight).div_(self.task.axes.stage_ranks)
 
@@ -135,20 +149,3 @@ def _summed(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
     totals = torch.split(bucket, [one.numel() for one in gradients])
     for one, total in zip(gradients, totals, strict=True):
         one.copy_(total.view_as(one))
-
-
-def follow(task: Task, trainer: Trainer) -> Trace:
-    """Train; the calls of the last step, the steady state, are counted."""
-    with record_deliveries() as delivered:
-        losses = [trainer.step(number) for number in range(task.dims.steps - 1)]
-        with count_traffic() as seen:
-            losses.append(trainer.step(task.dims.steps - 1))
-    weights = trainer.stage.weights()
-    return Trace(
-        torch.stack(losses),
-        torch.cat(trainer.stage.left),
-        {name: gradient_of(weight).clone() for name, weight in weights.items()},
-        {name: weight.detach().clone() for name, weight in weights.items()},
-        seen,
-        delivered,
-    )

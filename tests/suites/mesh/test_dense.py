@@ -2,57 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from fixtures.ranks.steps import REGISTRY, Context
-from suites.mesh.axes import Layout
-from suites.mesh.dense import part
-from suites.mesh.task import EXACT, Task, unsharded
-from suites.mesh.test_mesh import STEPS
+from fixtures.ranks.study.driver import EXACT
+from suites.mesh.axes import Layout, laid_out
+from suites.mesh.dense import Divided
+from suites.mesh.task import Task, unsharded
+from suites.mesh.test_mesh import EXPERTS, STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
-from tests.suites.parallel import assert_green, load
+from tests.suites.parallel import Case, assert_green, load
 
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
+LESS = {"rows": 1, "layers": 1, "per_stage": 1}
+FSDP_TP, PP_FSDP_TP, FSDP_CP, LOSS_CURVE = (case.step for case in STEPS)
+PARAMETERS = {case.step: {**case.parameters, "steps": 2} for case in STEPS}
 AXES = {
-    "mesh.fsdp_tp": {2: {"dp"}, 4: {"dp", "tp"}, 8: {"dp", "tp"}},
-    "mesh.pp_fsdp_tp": {2: {"pp"}, 4: {"pp", "tp"}, 8: {"pp", "dp", "tp"}},
-    "mesh.fsdp_cp": {2: {"cp"}, 4: {"dp", "cp"}, 8: {"dp", "cp"}},
-    "mesh.loss_curve": {2: {"tp"}, 4: {"dp", "tp"}, 8: {"dp", "tp"}},
+    FSDP_TP: {2: {"dp"}, 4: {"dp", "tp"}},
+    PP_FSDP_TP: {2: {"pp"}, 3: {"pp"}, 8: {"pp", "dp", "tp"}},
+    FSDP_CP: {2: {"cp"}, 4: {"dp", "cp"}},
+    LOSS_CURVE: {2: {"tp"}},
 }
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_part_of_every_step_holds(size: int) -> None:
-    cases = [(case.step, case.parameters) for case in STEPS if size < 8 or case.words[0] != "loss_curve"]
-    found = assert_green(size, cases, parts=PARTS)
-    for (step, _), ranks in zip(cases, found, strict=True):
+def smaller(step: str, parameters: Mapping[str, Any]) -> Case:
+    """A step with as little of everything as it can do with."""
+    return step, {**parameters, **{name: LESS[name] for name in LESS if name in parameters}}
+
+
+def cases(size: int) -> list[Case]:
+    """The steps of a world."""
+    return [(step, PARAMETERS[step]) for step, sizes in AXES.items() if size in sizes]
+
+
+def checked(size: int, steps: list[Case]) -> dict[str, list[dict[str, Any]]]:
+    """What each rank says of each step, all of which holds along the right axes."""
+    found = {step: one for (step, _), one in zip(steps, assert_green(size, steps, PARTS), strict=True)}
+    for step, ranks in found.items():
         for rank in ranks:
             assert {entry["axis"] for entry in rank["placement"]} == AXES[step][size], step
             assert {f"{axis}_bandwidth" for axis in AXES[step][size]} < rank["figures"].keys(), step
             assert rank["figures"]["step_seconds"] > 0, step
+    return found
 
 
-def test_a_world_whose_size_is_odd_holds_too() -> None:
-    assert_green(3, [(case.step, case.parameters) for case in STEPS[:3]], parts=PARTS)
-    assert_green(5, [(STEPS[1].step, STEPS[1].parameters)], parts=PARTS)
+@pytest.fixture(scope="module")
+def pair() -> dict[str, list[dict[str, Any]]]:
+    """Every step on two ranks."""
+    return checked(2, cases(2))
 
 
-def test_logits_loss_every_gradient_and_every_parameter_are_compared() -> None:
-    ranks = assert_green(2, [(STEPS[0].step, STEPS[0].parameters)])[0]
-    compared = [entry["what"] for entry in ranks[0]["parity"]]
+@pytest.mark.parametrize("size", [3, 4, 8])  # of three stages one is neither the first nor the last
+def test_every_part_of_every_step_holds(size: int) -> None:
+    checked(size, [smaller(*case) for case in cases(size)])
+
+
+def test_logits_loss_every_gradient_and_every_parameter_are_compared(
+    pair: dict[str, list[dict[str, Any]]],
+) -> None:
+    compared = [entry["what"] for entry in pair[FSDP_TP][0]["parity"]]
     weights = 2 * 9 + 3  # of a block: two norms, four matrices of attention and three of the MLP
     assert sum(what.startswith("grad:") for what in compared) == weights
     assert sum(what.startswith("param:") for what in compared) == weights
     assert {"loss", "logits", "bf16:loss", "bf16:logits", "bf16:grads", "bf16:params"} < set(compared)
+    assert not [entry for entry in pair[LOSS_CURVE][0]["parity"] if entry["what"].startswith("bf16:")]
 
 
-def test_the_last_stage_alone_has_loss_and_logits_and_every_stage_its_own_weights() -> None:
-    first, last = (
-        {entry["what"] for entry in rank["parity"]}
-        for rank in assert_green(2, [(STEPS[1].step, STEPS[1].parameters)])[0]
-    )
+def test_the_last_stage_alone_has_loss_and_logits_and_every_stage_its_own_weights(
+    pair: dict[str, list[dict[str, Any]]],
+) -> None:
+    first, last = ({entry["what"] for entry in rank["parity"]} for rank in pair[PP_FSDP_TP])
     assert not {"loss", "logits", "grad:head.weight"} & first
     assert {"grad:embedding.weight", "grad:blocks.0.attention.q.weight"} < first
     assert {"loss", "logits", "grad:head.weight", "grad:blocks.1.attention.q.weight"} < last
@@ -68,22 +92,29 @@ def test_the_loss_falls_while_it_is_compared() -> None:
 
 
 def test_no_step_leaves_a_process_group_behind() -> None:
-    load([STEPS[0].step])
+    small = [smaller(case.step, case.parameters) for case in (*STEPS[:3], *EXPERTS)]
+    load([step for step, _ in small])
 
     def groups_left(ctx: Context) -> int:
-        for case in STEPS[:3]:
-            REGISTRY[case.step](ctx, **case.parameters)
+        for step, parameters in small:
+            REGISTRY[step](ctx, **parameters)
         return len(dist.distributed_c10d._world.pg_map)
 
-    assert run_world(4, groups_left) == [1, 1, 1, 1]
+    assert run_world(2, groups_left) == [1, 1]
 
 
 def test_the_parts_of_all_ranks_make_up_every_weight_once() -> None:
-    layout = Layout(("dp", "tp"), (2, 2))
-    tasks = [Task(context(rank, 4), layout, 1, 4, 1, 3) for rank in range(4)]
-    whole = {f"param:{name}": one.detach() for name, one in tasks[0].model(EXACT).named_parameters()}
-    held = [part(task, whole, whole) for task in tasks]
-    for name, tensor in whole.items():
+    def parts(ctx: Context) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        task = Task(ctx, Layout(("dp", "tp"), (2, 2)), 1, 4, 1, 3)
+        model = task.model(EXACT)
+        whole = {f"param:{name}": one.detach() for name, one in model.named_parameters()}
+        whole |= dict.fromkeys(("loss", "logits"), torch.empty(0))
+        with laid_out(ctx, task.layout) as mesh:
+            return whole, Divided(task, mesh, EXACT).part(whole)
+
+    found = run_world(4, parts)
+    held = [part for _, part in found]
+    for name, tensor in found[0][0].items():
         if "norm" in name:
             assert torch.equal(torch.cat([held[0][name], held[2][name]]), tensor)
             assert torch.equal(held[0][name], held[1][name])

@@ -1,0 +1,158 @@
+"""Training on a mesh as one technique, its traffic held axis by axis; and what its step answers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fixtures.ranks.exact.compare import MOST_REPORTED
+from fixtures.ranks.groups import Among
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory, models
+from fixtures.ranks.study.driver import (
+    Entries,
+    Form,
+    Left,
+    Named,
+    Run,
+    Seen,
+    Technique,
+    answer,
+    study,
+)
+from fixtures.ranks.study.overlap import seconds_of
+from fixtures.ranks.study.pattern import Move, sent
+from fixtures.ranks.study.traffic import Expected
+from suites.context.ring_attention import wide
+from suites.mesh import placement
+from suites.zero.training import gradient_of, of_kind
+
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+SIZE_BYTES = 1 << 16  # of an exact payload; a GPU gets larger ones
+Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group, and the closed form
+
+
+class Engine(Protocol):
+    """A model at work on one rank, divided along all axes."""
+
+    optimizer: torch.optim.Optimizer
+
+    def step(self, number: int) -> Named:
+        """Train with this rank's tokens of a batch; give what of its results is seen here."""
+
+    def weights(self) -> Mapping[str, nn.Parameter]:
+        """This rank's parameters, by their names in the whole model."""
+
+    def part(self, whole: Named) -> Named:
+        """What this rank is to hold of whole results."""
+
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
+
+
+class Combined(Technique[AnEngine]):
+    """Several axes together. `adding`: ranks that add up a gradient, at most."""
+
+    joined = ("grad", "param")
+    ctx: Context
+    steps: int
+    adding: int
+
+    @abstractmethod
+    def make(self, dtype: torch.dtype) -> AnEngine:
+        """Make this rank's engine."""
+
+    @abstractmethod
+    def issued(self, dtype: torch.dtype) -> Issued:
+        """The closed forms of one training step, for every axis."""
+
+    @abstractmethod
+    def share(self, dtype: torch.dtype) -> int:
+        """Bytes of this rank's parameters."""
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
+        """Train; the calls of the last step, the steady state, are counted."""
+        engine = self.make(dtype)
+        steps = []
+        for number in range(self.steps - 1):
+            steps.append(engine.step(number))
+            self.ctx.progress.done(number + 1)
+        with seen():
+            steps.append(engine.step(self.steps - 1))
+        found = stacked(steps) | trained(engine.weights())
+        return Left({name: tensor.clone() for name, tensor in found.items()}, engine)
+
+    def part(self, whole: Named, kept: AnEngine) -> Named:
+        """What its engine is to hold."""
+        return kept.part(whole)
+
+    def summands(self, what: str) -> int:
+        """Gradients are added up in the dtype of the run."""
+        return self.adding if what == "grads" else 2
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """One for each group: axes that share one, as that of all ranks, are held together."""
+        merged: dict[str, Form] = {}
+        for name, (group, expected) in self.issued(dtype).items():
+            form = Form(expected, name, group)
+            if before := merged.get(group.group_name):
+                form = Form({**before.expected, **expected}, f"{before.label}, {name}", group)
+            merged[group.group_name] = form
+        return list(merged.values())
+
+    def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
+        """Parameters, gradients, and an optimizer of one state."""
+        weights, expected = run.kept.weights().values(), self.share(dtype)
+        grads = [gradient_of(weight) for weight in weights]
+        return [
+            memory.entry("params", sum(map(memory.tensor_bytes, weights)), expected),
+            memory.entry("grads", sum(map(memory.tensor_bytes, grads)), expected),
+            memory.entry("optimizer", memory.optimizer_bytes(run.kept.optimizer), expected),
+        ]
+
+
+def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Make the optimizer of all steps: one state as large as the parameters."""
+    return torch.optim.SGD(list(parameters), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in fp32 at least: one number in bf16 would say little."""
+    return models.loss(logits.to(wide(logits.dtype)), targets)
+
+
+def stacked(steps: Sequence[Named]) -> dict[str, Tensor]:
+    """The results of every step, each in one tensor."""
+    return {what: torch.stack([one[what].detach() for one in steps]) for what in steps[0]}
+
+
+def trained(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Gradients of the last step and parameters, of distributed ones this rank's part."""
+    grads = {name: memory.local(gradient_of(weight)) for name, weight in weights.items()}
+    params = {name: memory.local(weight) for name, weight in weights.items()}
+    return {**of_kind("grad", grads), **of_kind("param", params)}
+
+
+def told(
+    ctx: Context, technique: Combined[Any], axes: Sequence[Among], patterns: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Study it, time a step more, and send each axis' own pattern with exact payloads."""
+    found = study(ctx, technique)
+    ctx.progress.phase("timed step")
+    engine = found.runs[technique.dtypes[-1]].kept
+    step_s = seconds_of(ctx, lambda: engine.step(technique.steps))
+    moved = {
+        axis.name: sent(ctx, [Move(kind, SIZE_BYTES, axis) for kind in patterns[axis.name]]) for axis in axes
+    }
+    bandwidths = {f"{name}_bandwidth": one["figures"]["bandwidth"] for name, one in moved.items()}
+    return {
+        **answer(found),
+        "placement": placement.entries(ctx, axes),
+        "wrong": [wrong for one in moved.values() for wrong in one["wrong"]][:MOST_REPORTED],
+        "figures": {"step_seconds": step_s, **bandwidths},
+        "samples": min(one["samples"] for one in moved.values()),
+    }
