@@ -45,10 +45,9 @@ KEPT: list[Any] = []  # torch forgets what a library registered when the library
 def once(tensor: torch.Tensor, suite: str, number: int) -> None:
     """The lowest bit of one element of one exchange of each step.
 
-    Of a pipeline's a later one: in its first round the stages agree on shapes, and its results are dropped. A
-    round brings rank 1 of two 4, 8 or 12 tensors.
+    Its number says which; that of a pipeline's first step counts too, though its results are dropped.
     """
-    if number == (14 if suite == "pipeline" else 2):
+    if number == 2:
         flip(tensor, tensor.numel() // 2, 0)
 
 
