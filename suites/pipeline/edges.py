@@ -38,43 +38,52 @@ def run(
         raise ValueError("a pipeline has edges from 2 ranks on")
     item, stride = format_of(dtype).item_bytes, ctx.size // ranks_of(ctx.size, most)
     forth = [(rank, rank + stride) for rank in range(ctx.size - stride)]
-    back = [(target, source) for source, target in forth]
-    wrong: Corruptions = []
-    compared = 0
-    for length in elements:
-        fresh = _over(ctx, forth + back, length, dtype, fresh=True)
-        compared += iterations * fresh.compared(0)
-        wrong += exact(ctx, Pattern([fresh]), f"{length} elements", iterations)
+    ways = {ACTIVATION: forth, GRADIENT: [(target, source) for source, target in forth]}
+    everywhere = [edge for edges in ways.values() for edge in edges]
+    fresh = [_over(ctx, everywhere, length, dtype, fresh=True) for length in elements]
+    wrong = [one for dealt in fresh for one in exact(ctx, Pattern([dealt]), "edges", iterations)]
     count = size_bytes[ctx.device.type] // item
-    both = _over(ctx, forth + back, count, dtype)
-    with count_traffic() as seen:
-        both.run(0)
-    ends = sum(source == ctx.rank for source, _ in forth + back)
-    expected = ends, ends * count * item
+    both = _over(ctx, everywhere, count, dtype)
     together = timed(ctx, Pattern([both]), f"{count} elements", iterations=iterations, budget_s=budget_s)
-    wrong += together.wrong
-    alone: list[dict[str, Any]] = []
-    for what, edges in ((ACTIVATION, forth), (GRADIENT, back)):
-        for parity in range(2):
-            turn = [edge for edge in edges if min(edge) // stride % 2 == parity]
-            pattern = Pattern([_over(ctx, turn, alone_bytes // item, dtype)])
-            label = f"{what} alone {parity}"
-            found = timed(ctx, pattern, label, iterations=timing.FEWEST, budget_s=budget_s / 4)
-            wrong += found.wrong
-            rate = alone_bytes // item * item / found.median_s / 1e9
-            ends_here = [source for source, target in turn if target == ctx.rank]
-            alone += [
-                {"what": what, "from": one, "to": ctx.rank, "gigabytes_per_s": rate} for one in ends_here
-            ]
+    turns = [
+        (what, [edge for edge in edges if min(edge) // stride % 2 == parity])
+        for what, edges in ways.items()
+        for parity in range(2)
+    ]
+    alone = [_alone(ctx, *turn, alone_bytes // item, dtype, budget_s / 4) for turn in turns]
+    wrong += [*together.wrong, *(one for _, found in alone for one in found)]
     return {
-        "traffic": seen.table({"send": expected, "recv": expected}, "pp"),
+        "traffic": _traffic(both),
         "iterations": len(elements) * iterations,
-        "elements": compared,
+        "elements": iterations * sum(dealt.compared(0) for dealt in fresh),
         "figures": {"edge": count * item / together.median_s / 1e9},
         "samples": len(together.seconds),
-        "edges": alone,
+        "edges": [edge for edges, _ in alone for edge in edges],
         "wrong": wrong[:MOST_REPORTED],
     }
+
+
+def _traffic(dealt: Dealt) -> list[dict[str, Any]]:
+    """Count what is issued; a rank receives as much as it sends."""
+    with count_traffic() as seen:
+        dealt.run(0)
+    expected = sum(map(bool, dealt.given)), dealt.size_bytes
+    return seen.table({"send": expected, "recv": expected}, "pp")
+
+
+def _alone(  # noqa: PLR0917 - what is timed, and how long
+    ctx: Context, what: str, edges: Edges, count: int, dtype: str, budget_s: float
+) -> tuple[list[dict[str, Any]], Corruptions]:
+    """Time these edges alone; give those that end on this rank, and what did not arrive as it was sent."""
+    dealt = _over(ctx, edges, count, dtype)
+    found = timed(ctx, Pattern([dealt]), f"{what} alone", iterations=timing.FEWEST, budget_s=budget_s)
+    rate = count * dealt.form.item_bytes / found.median_s / 1e9
+    said = [
+        {"what": what, "from": source, "to": target, "gigabytes_per_s": rate}
+        for source, target in edges
+        if target == ctx.rank
+    ]
+    return said, found.wrong
 
 
 def _over(ctx: Context, edges: Edges, count: int, dtype: str, *, fresh: bool = False) -> Dealt:

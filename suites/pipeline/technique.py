@@ -85,7 +85,7 @@ class Scheduled(Technique[Pipeline]):
         return Left(found, pipeline)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Train on the whole batch at once; where results are rounded, in micro-batches as the pipeline does."""
+        """Train on the whole batch at once; where sums are rounded, in the same micro-batches."""
         return self.alone(dtype, 1 if dtype is EXACT else self.shape.micro_batches)
 
     def alone(self, dtype: torch.dtype, pieces: int) -> Named:

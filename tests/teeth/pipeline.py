@@ -266,6 +266,7 @@ BUGS = [
     on("one_f_one_b", "bit 0 of a gradient flips in the repeat", bit_zero_of(0, 3 * 4 + 3), "repeat"),
     on("interleaved", "bit 0 of a gradient flips once", bit_zero_of(0, 8 + 5), "parity", "repeat"),
     on("zbv", "bit 0 of an activation flips in the repeat", bit_zero_of(1, 3 * 8 + 1), "repeat"),
+    on("gpipe", "bit 0 of an activation flips in the repeat in bf16", bit_zero_of(1, 7 * 4 + 1), "repeat"),
     on("one_f_one_b", "an all_reduce too many", in_stage("perform_reduce_grad", announces_itself), "traffic"),
     on("interleaved", "gradients lose half their bits", in_stage("get_bwd_send_ops", rounded), "parity"),
     on("interleaved", "backward keeps what it has used", leaking, "memory"),
