@@ -170,9 +170,14 @@ def waits_seen(recorder: Recorder) -> Iterator[None]:
 
 
 def gradients(modules: dict[int, Layer]) -> dict[str, torch.Tensor]:
-    """Copy gradients, named by stage; one that is missing is as wrong as one can be: not a number."""
+    """Copy gradients, named by stage."""
     return {
-        f"{stage}.{name}": torch.full_like(one, torch.nan) if one.grad is None else one.grad.clone()
+        f"grad:{stage}.{name}": gradient_of(one).clone()
         for stage, module in modules.items()
         for name, one in module.named_parameters()
     }
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its gradient; one that is missing is as wrong as one can be: not a number."""
+    return torch.full_like(tensor, torch.nan) if tensor.grad is None else tensor.grad

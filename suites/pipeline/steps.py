@@ -18,16 +18,16 @@ from typing import Any
 
 from fixtures.ranks.steps import Context, step
 from suites.pipeline import edges as pipeline_edges
-from suites.pipeline import run
+from suites.pipeline.technique import run
 
 
 @step
-def afab(ctx: Context, **size: int) -> dict[str, Any]:
+def gpipe(ctx: Context, **size: int) -> dict[str, Any]:
     """All forward, all backward. In flight: m. Bubble: (p - 1)/m.
 
     Huang et al., "GPipe", arXiv:1811.06965.
     """
-    return run.run(ctx, "gpipe", **size)
+    return run(ctx, "gpipe", **size)
 
 
 @step
@@ -36,7 +36,7 @@ def one_f_one_b(ctx: Context, **size: int) -> dict[str, Any]:
 
     Narayanan et al., arXiv:2006.09503 (PipeDream-Flush).
     """
-    return run.run(ctx, "one_f_one_b", **size)
+    return run(ctx, "one_f_one_b", **size)
 
 
 @step
@@ -45,7 +45,7 @@ def interleaved(ctx: Context, **size: int) -> dict[str, Any]:
 
     Narayanan et al., arXiv:2104.04473, section 2.2.
     """
-    return run.run(ctx, "interleaved", **size)
+    return run(ctx, "interleaved", **size)
 
 
 @step
@@ -54,7 +54,7 @@ def zero_bubble(ctx: Context, **size: int) -> dict[str, Any]:
 
     Qi et al., arXiv:2401.10241.
     """
-    return run.run(ctx, "zero_bubble", **size)
+    return run(ctx, "zero_bubble", **size)
 
 
 @step
@@ -63,7 +63,7 @@ def zbv(ctx: Context, **size: int) -> dict[str, Any]:
 
     Qi et al., arXiv:2401.10241, section 6 (ZB-V).
     """
-    return run.run(ctx, "zbv", **size)
+    return run(ctx, "zbv", **size)
 
 
 @step
@@ -72,7 +72,7 @@ def dualpipev(ctx: Context, **size: int) -> dict[str, Any]:
 
     deepseek-ai/DualPipe, dualpipe/dualpipev.py: that bubble with F = I = W and nothing overlapped.
     """
-    return run.run(ctx, "dualpipev", **size)
+    return run(ctx, "dualpipev", **size)
 
 
 @step

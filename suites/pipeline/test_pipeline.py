@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import corruption, parallel
+from fixtures.check.judges import judging, parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -30,7 +30,7 @@ def case(step: str) -> Case:
 
 
 SCHEDULES = [
-    case("pipeline.afab"),
+    case("pipeline.gpipe"),
     case("pipeline.one_f_one_b"),
     case("pipeline.interleaved"),
     case("pipeline.zero_bubble"),
@@ -64,13 +64,7 @@ def test_bubble_is_recorded(check: Check) -> None:
     check.run()
 
 
-@over(
-    NEIGHBOURS,
-    INSIDE,
-    NETWORK,
-    ask=requests.step,
-    judges=[corruption.right("payloads"), parallel.parity, parallel.traffic],
-)
+@over(NEIGHBOURS, INSIDE, NETWORK, ask=requests.step, judges=[judging.exactness, parallel.traffic])
 def test_edges_carry_every_bit(check: Check) -> None:
     """What neighbours send each other arrives, in both directions at once, and nothing else is sent."""
     check.run()

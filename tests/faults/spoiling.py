@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 C10D: Any = _distributed_c10d
 LIBRARY: Any = torch.library.Library
-Spoil = Callable[[torch.Tensor, str, int], None]  # what arrived, in a step of which suite, the how manieth
+Spoil = Callable[[torch.Tensor, int], None]  # what arrived in a step, the how manieth
 
 # c10d's operations whose output is their first argument.
 COLLECTIVES = (
@@ -42,22 +42,18 @@ KEPT: list[Any] = []  # torch forgets what a library registered when the library
 # what is flipped
 
 
-def once(tensor: torch.Tensor, suite: str, number: int) -> None:
-    """The lowest bit of one element of one exchange of each step.
-
-    Of a pipeline's a later one: in its first round the stages agree on shapes, and its results are dropped. A
-    round brings rank 1 of two 4, 8 or 12 tensors.
-    """
-    if number == (14 if suite == "pipeline" else 2):
+def once(tensor: torch.Tensor, number: int) -> None:
+    """The lowest bit of one element of one exchange of each step."""
+    if number == 2:
         flip(tensor, tensor.numel() // 2, 0)
 
 
-def always(tensor: torch.Tensor, suite: str, number: int) -> None:
+def always(tensor: torch.Tensor, number: int) -> None:
     """The lowest bit of the same element of every exchange."""
     flip(tensor, 17, 0)
 
 
-def above(tensor: torch.Tensor, suite: str, number: int) -> None:
+def above(tensor: torch.Tensor, number: int) -> None:
     """The sign of the largest number of every exchange of floating numbers; integers arrive as they were."""
     if tensor.is_floating_point():
         flip(tensor, int(tensor.abs().argmax()), 8 * tensor.element_size() - 1)
@@ -89,13 +85,12 @@ class Arrivals:
             return
         if step is not self._step:
             self._step, self._count = step, 0
-        suite = str(step.f_globals["__name__"]).split(".")[1]
         with _disable_current_modes():
             for tensor in tensors:
                 # Bytes are pickled objects: spoiled, they end the rank.
                 if tensor.numel() >= LEAST and tensor.dtype != torch.uint8:
                     self._count += 1
-                    self._spoil(tensor.detach(), suite, self._count)
+                    self._spoil(tensor.detach(), self._count)
 
 
 def _running_step() -> FrameType | None:

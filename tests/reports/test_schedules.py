@@ -42,7 +42,7 @@ def recorded(schedule: str = "one_f_one_b", ranks: int = 4, **figures: float) ->
 
 
 def bubble_check(
-    kept: Mapping[str, Any], name: str = "afab-network", nodes: tuple[str, ...] = NODES
+    kept: Mapping[str, Any], name: str = "gpipe-network", nodes: tuple[str, ...] = NODES
 ) -> CheckRecord:
     return check(f"suites/pipeline/test_pipeline.py::test_bubble[{name}]", nodes, recorded=kept)
 
@@ -130,7 +130,7 @@ def test_the_caption_has_the_bubble_three_times(tmp_path: Path) -> None:
 
 def test_of_many_nodes_the_worst_is_drawn(tmp_path: Path) -> None:
     checks = [
-        bubble_check(recorded(ranks=2, bubble_excess=excess), f"afab-inside-{node}", (node,))
+        bubble_check(recorded(ranks=2, bubble_excess=excess), f"gpipe-inside-{node}", (node,))
         for node, excess in zip(("gpu01", "gpu02", "gpu03"), (0.01, 0.3, 0.02), strict=True)
     ]
     pictures = schedules.draw([*checks, bubble_check(recorded())], tmp_path)

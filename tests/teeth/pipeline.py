@@ -134,8 +134,8 @@ def flips_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return retrieve
 
 
-def as_afab() -> AbstractContextManager[Any]:
-    """1F1B runs all forwards first: right, and in the memory of AFAB."""
+def as_gpipe() -> AbstractContextManager[Any]:
+    """1F1B runs all forwards first: right, and in the memory of GPipe."""
     gpipe = pipelining.ScheduleGPipe._step_microbatches
     return replaced(pipelining.Schedule1F1B, "_step_microbatches", lambda _: gpipe)
 
@@ -193,13 +193,14 @@ def flip_bit_zero(got: torch.Tensor) -> None:
 
 def flip(got: list[torch.Tensor]) -> None:
     """Flip one low bit of one element, on rank 1 alone."""
-    if dist.get_rank() == 1:
+    if got and dist.get_rank() == 1:
         got[0].view(torch.int16)[3] ^= 1
 
 
 def shift(got: list[torch.Tensor]) -> None:
     """Let everything arrive one element late."""
-    got[0].copy_(got[0].roll(1))
+    for one in got[:1]:
+        one.copy_(one.roll(1))
 
 
 def stale_payload(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,10 +250,10 @@ def leaking() -> AbstractContextManager[Any]:
 
 
 BUGS = [
-    on("afab", "gradients are not divided by m", in_stage("scale_grads", nothing), "parity"),
-    on("afab", "activations lose half their bits", in_stage("get_fwd_send_ops", rounded), "parity"),
-    on("afab", "backward keeps what it has used", leaking, "memory"),
-    on("one_f_one_b", "forwards first", as_afab, "parity", "memory"),
+    on("gpipe", "gradients are not divided by m", in_stage("scale_grads", nothing), "parity"),
+    on("gpipe", "activations lose half their bits", in_stage("get_fwd_send_ops", rounded), "parity"),
+    on("gpipe", "backward keeps what it has used", leaking, "memory"),
+    on("one_f_one_b", "forwards first", as_gpipe, "parity", "memory"),
     on("one_f_one_b", "a stale activation", STALE, "parity"),
     on("one_f_one_b", "the last gradient is lost", LAST, "parity"),
     on(
@@ -262,9 +263,10 @@ BUGS = [
         "repeat",
     ),
     on("one_f_one_b", "bit 0 of an activation flips once", bit_zero_of(1, 4 + 2), "parity", "repeat"),
-    on("one_f_one_b", "bit 0 of a gradient flips in the repeat", bit_zero_of(0, 2 * 4 + 3), "repeat"),
+    on("one_f_one_b", "bit 0 of a gradient flips in the repeat", bit_zero_of(0, 3 * 4 + 3), "repeat"),
     on("interleaved", "bit 0 of a gradient flips once", bit_zero_of(0, 8 + 5), "parity", "repeat"),
-    on("zbv", "bit 0 of an activation flips in the repeat", bit_zero_of(1, 2 * 8 + 1), "repeat"),
+    on("zbv", "bit 0 of an activation flips in the repeat", bit_zero_of(1, 3 * 8 + 1), "repeat"),
+    on("gpipe", "bit 0 of an activation flips in the repeat in bf16", bit_zero_of(1, 7 * 4 + 1), "repeat"),
     on("one_f_one_b", "an all_reduce too many", in_stage("perform_reduce_grad", announces_itself), "traffic"),
     on("interleaved", "gradients lose half their bits", in_stage("get_bwd_send_ops", rounded), "parity"),
     on("interleaved", "backward keeps what it has used", leaking, "memory"),
@@ -279,7 +281,7 @@ BUGS = [
         "parity",
     ),
     on("dualpipev", "backward keeps what it has used", leaking, "memory"),
-    at_the_edges("one low bit flips", received(flip), "wrong", "parity"),
+    at_the_edges("one low bit flips", received(flip), "wrong"),
     at_the_edges("everything shifted by one element", received(shift), "wrong"),
     at_the_edges("an old payload", lambda: replaced(dist, "batch_isend_irecv", stale_payload), "wrong"),
     at_the_edges("sent twice", lambda: replaced(dist, "batch_isend_irecv", twice), "traffic"),

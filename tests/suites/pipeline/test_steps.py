@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 
 from fixtures.ranks.steps import REGISTRY, Context
-from fixtures.ranks.study import parity
 from fixtures.ranks.study.calibrated import calibrated_work
-from suites.pipeline import parity as pipeline_parity
 from suites.pipeline import steps
 from suites.pipeline.recorder import Held
 from suites.pipeline.schedules import PLANS, Op, Plan, Shape, crossings
@@ -23,14 +21,6 @@ from tests.suites.parallel import red, run_steps
 from tests.teeth.bug import replaced
 from tests.teeth.pipeline import bit_zero_of
 
-SCHEDULES = {
-    "afab": "gpipe",
-    "one_f_one_b": "one_f_one_b",
-    "interleaved": "interleaved",
-    "zero_bubble": "zero_bubble",
-    "zbv": "zbv",
-    "dualpipev": "dualpipev",
-}
 QUICK = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
 TIMED = {**QUICK, "busy_ms": 720, "repeats": 5}
 EDGES: dict[str, Any] = {
@@ -47,27 +37,34 @@ PARTS = {"load", "parity", "repeat", "traffic", "memory", "figures", "samples", 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_part_of_every_step_holds(size: int) -> None:
-    cases = [(f"pipeline.{name}", QUICK) for name in SCHEDULES]
+    cases = [(f"pipeline.{name}", QUICK) for name in PLANS]
     found = run_steps(size, [*cases, ("pipeline.edges", EDGES)])
     for (step, _), results in zip([*cases, ("pipeline.edges", EDGES)], found, strict=True):
-        judged = [{part: said for part, said in one.items() if part != "schedule"} for one in results]
-        assert red(step, judged) == {}, step
+        assert red(step, results) == {}, step
     for results in found[:-1]:
         assert [set(result) for result in results] == [PARTS] * size
-    for name, results in zip(SCHEDULES, found, strict=False):
-        _judged_everything(PLANS[SCHEDULES[name]], size, results)
-    assert [len(result["parity"]) for result in found[-1]] == [1, *[2] * (size - 2), 1]
+    for plan, results in zip(PLANS.values(), found, strict=False):
+        _judged_everything(plan, size, results)
+    ends = [1, *[2] * (size - 2), 1]
+    assert [(one["iterations"], one["elements"]) for one in found[-1]] == [(20, 10 * 258 * n) for n in ends]
     _every_edge_once(size, found[-1])
 
 
 def _judged_everything(plan: Plan, size: int, results: list[dict[str, Any]]) -> None:
-    """Order; weights and edges by micro-batches in two dtypes; weights by the batch; the loss on one rank."""
+    """Order, weights, edges, and the loss on one rank: in each dtype once rounded and once to the bit."""
     shape = Shape(size, 2 * size, plan.chunks)
     for rank, result in enumerate(results):
         edges, last = crossings(plan, shape, rank), rank == plan.rank_of(shape, shape.stages - 1)
-        assert len(result["parity"]) == 1 + 9 * plan.chunks + 2 * edges + 2 * last
-        assert len(result["repeat"]) == 3 * plan.chunks + edges + last
-        assert {"in-flight micro-batches", "activations"} < {entry["what"] for entry in result["memory"]}
+        compared = 3 * plan.chunks + edges + last
+        assert len(result["parity"]) == 2 * (1 + 2 * compared)
+        assert len(result["repeat"]) == 2 * (compared + len({"send", "recv"}))
+        assert {(entry["op"], entry["dtype"]) for entry in result["traffic"]} == {
+            (op, dtype) for op in ("send", "recv") for dtype in ("fp64", "bf16")
+        }
+        held = {
+            f"{what}{word}" for what in ("in-flight micro-batches", "activations") for word in ("", " (bf16)")
+        }
+        assert held < {entry["what"] for entry in result["memory"]}
         done = result["schedule"]["operations"]
         assert [Op(*one[:3]) for one in done] == plan.order(shape, rank)
         assert all(one[3] < one[4] for one in done)
@@ -112,14 +109,14 @@ def test_a_slow_edge_is_the_slow_one_by_itself() -> None:
 
 def _with_rank_1_slow_to_rank_2(ctx: Context) -> Any:
     def make(original: Any) -> Any:
-        def late(tensor: Any, target: int) -> Any:
-            if (ctx.rank, target) == (1, 2):
+        def late(ops: Any) -> Any:
+            if ctx.rank == 1 and [(op.op, op.peer) for op in ops] == [(dist.isend, 2)]:
                 calibrated_work(time.perf_counter() + 0.1)
-            return original(tensor, target)
+            return original(ops)
 
         return late
 
-    with replaced(dist, "send", make):
+    with replaced(dist, "batch_isend_irecv", make):
         return REGISTRY["pipeline.edges"](ctx, **EDGES)["edges"]
 
 
@@ -133,17 +130,19 @@ def test_a_low_bit_that_flips_once_on_an_edge_is_named(rank: int, what: str) -> 
 
 
 def _with_a_bit_flipped(ctx: Context, rank: int) -> Any:
-    with bit_zero_of(rank, receive=2 * 4 + 2)():  # the second receive of the third step of four micro-batches
+    with bit_zero_of(
+        rank, receive=3 * 4 + 2
+    )():  # the second receive of the fourth step of four micro-batches
         return REGISTRY["pipeline.one_f_one_b"](ctx, **QUICK)
 
 
 @pytest.mark.quiet
 def test_the_bubble_is_that_of_the_theory() -> None:
-    names = ["afab", "one_f_one_b", "interleaved", "zbv"]
+    names = ["gpipe", "one_f_one_b", "interleaved", "zbv"]
     found = run_steps(4, [(f"pipeline.{name}", TIMED) for name in names])
     figures = {name: results[0]["figures"] for name, results in zip(names, found, strict=True)}
-    assert figures["afab"]["bubble_formula"] == figures["one_f_one_b"]["bubble_formula"] == 3 / 8
-    assert abs(figures["afab"]["bubble_excess"]) <= 0.06
+    assert figures["gpipe"]["bubble_formula"] == figures["one_f_one_b"]["bubble_formula"] == 3 / 8
+    assert abs(figures["gpipe"]["bubble_excess"]) <= 0.06
     assert abs(figures["one_f_one_b"]["bubble_excess"]) <= 0.06
     bubbles = [figures[name]["bubble"] for name in names[1:]]
     assert bubbles == sorted(bubbles, reverse=True)
@@ -174,7 +173,7 @@ def _with_slow_edges(ctx: Context, unit_s: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "size", "per_rank"), [("afab", 1, 2), ("zbv", 4, 1), ("dualpipev", 2, 1)]
+    ("schedule", "size", "per_rank"), [("gpipe", 1, 2), ("zbv", 4, 1), ("dualpipev", 2, 1)]
 )
 def test_what_is_no_pipeline_is_refused(schedule: str, size: int, per_rank: int) -> None:
     with pytest.raises(ValueError, match=rf"needs 2 ranks or more and .*, not {size} and {per_rank}"):
@@ -220,16 +219,15 @@ def test_what_backward_drops_is_gone_when_it_returns() -> None:
     assert run_world(2, _threads_of_backward) == [[False, False, True]] * 2
 
 
-def _tolerances(ctx: Context) -> tuple[set[float], set[float], float]:
-    """With ROCm, by what a step may differ from the rank's own and from a second one, and by what it does."""
-    pipeline = _made(ctx)
-    found = pipeline_parity.train(pipeline)
+def _said_of_bits(ctx: Context) -> list[bool]:
+    """Whether a step compares with the micro-batches on the rank alone, and that it is green."""
     torch.version.hip = "6.4"
-    near = pipeline_parity.micro_batched(pipeline, "one_f_one_b", found)
-    again = pipeline_parity.repeated(pipeline, "one_f_one_b", found)
-    errors = [one["error"] for one in near + again]
-    return {one["tolerance"] for one in near}, {one["tolerance"] for one in again}, max(errors)
+    entries = REGISTRY["pipeline.one_f_one_b"](ctx, **QUICK)["parity"]
+    return [
+        any("micro-batches" in one["what"] for one in entries),
+        max(one["error"] for one in entries) < 0.1,
+    ]
 
 
-def test_where_products_promise_no_bits_parity_is_near_and_a_repeat_exact() -> None:
-    assert run_world(2, _tolerances) == [({parity.TOLERANCE}, {0.0}, 0.0)] * 2
+def test_where_products_promise_no_bits_parity_is_near() -> None:
+    assert run_world(2, _said_of_bits) == [[False, True]] * 2

@@ -1,0 +1,238 @@
+"""A schedule beside the unsharded model: its order, losses and gradients, and what came over each edge.
+
+What came over the edges is compared itself: a low bit that flips on its way may be rounded away in every
+gradient behind it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fixtures.ranks.groups import Among, divided_into, lasting
+from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory, parity
+from fixtures.ranks.study.driver import (
+    EXACT,
+    Entries,
+    Form,
+    Left,
+    Named,
+    Run,
+    Seen,
+    Technique,
+    answer,
+    study,
+)
+from suites.pipeline import bubble
+from suites.pipeline.schedules import PLANS, Shape, crossings, in_flight
+from suites.pipeline.stages import ACTIVATION, GRADIENT, Pipeline, Problem, gradient_of, gradients, loss
+
+
+@dataclass(kw_only=True)
+class Scheduled(Technique[Pipeline]):
+    """One pipeline under a schedule; `ctx` counts ranks within it, and `among` are its ranks in the world."""
+
+    ctx: Context
+    among: Among
+    schedule: str
+    shape: Shape
+    width: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        self.plan = PLANS[self.schedule]
+        self.edges = {self._named(*one): one for one in self._ends(range(self.shape.stages))}
+        own = set(self._ends(self.plan.stages_of(self.shape, self.ctx.rank)))
+        self.inward = {name: one for name, one in self.edges.items() if one in own}
+
+    def _ends(self, stages: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """What comes to these stages from other ranks: activations or gradients, and to which stage."""
+        for stage in stages:
+            for kind, other in ((ACTIVATION, stage - 1), (GRADIENT, stage + 1)):
+                if 0 <= other < self.shape.stages and self._rank_of(other) != self._rank_of(stage):
+                    yield kind, stage
+
+    def _named(self, kind: str, stage: int) -> str:
+        peer = self._rank_of(stage - 1 if kind == ACTIVATION else stage + 1)
+        return f"{kind} from rank {self.among.ranks[peer]} on {self.ctx.hosts[peer]} to stage {stage}"
+
+    def _rank_of(self, stage: int) -> int:
+        return self.plan.rank_of(self.shape, stage)
+
+    def problem(self, dtype: torch.dtype) -> Problem:
+        """Make the model and its batch."""
+        return Problem.make(self.ctx, self.shape, self.width, self.rows, dtype)
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Pipeline]:
+        """Count the second step: in the first the stages agree on shapes."""
+        group, problem = self.among.group, self.problem(dtype)
+        pipeline = Pipeline(self.ctx, group, self.schedule, self.shape, problem)
+        pipeline.step()
+        with seen():
+            losses = pipeline.step()
+        found = pipeline.gradients() | ({"loss": torch.stack(losses).detach()} if losses else {})
+        received, count = pipeline.recorder.received, self.shape.micro_batches
+        absent = torch.full_like(problem.inputs[: self.rows], torch.nan)
+        for name, (kind, stage) in self.inward.items():
+            found[name] = torch.cat([received.get((kind, stage, i), absent) for i in range(count)])
+        return Left(found, pipeline)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Train on the whole batch at once; where sums are rounded, in the same micro-batches."""
+        return self.alone(dtype, 1 if dtype is EXACT else self.shape.micro_batches)
+
+    def alone(self, dtype: torch.dtype, pieces: int) -> Named:
+        """Train the unsharded model on the batch in so many pieces, one after another.
+
+        Between two stages goes the gradient of a micro-batch's own mean: that of a piece of n of them is 1/n.
+        """
+        problem, each = self.problem(dtype), self.shape.micro_batches // pieces
+        losses: list[torch.Tensor] = []
+        came: defaultdict[tuple[str, int], list[torch.Tensor]] = defaultdict(list)
+        for inputs, target in zip(problem.inputs.chunk(pieces), problem.targets.chunk(pieces), strict=True):
+            outputs, x = [], inputs
+            for module in problem.modules:
+                x = module(x)
+                x.retain_grad()
+                outputs.append(x)
+            loss(x, target).backward()  # type: ignore[no-untyped-call]
+            losses += map(loss, x.detach().chunk(each), target.chunk(each))
+            for stage, output in enumerate(outputs):
+                came[ACTIVATION, stage + 1].append(output.detach())
+                came[GRADIENT, stage].append(gradient_of(output) * each)
+        means = {name: one / pieces for name, one in gradients(dict(enumerate(problem.modules))).items()}
+        return {"loss": torch.stack(losses), **means} | {
+            name: torch.cat(came[one]) for name, one in self.edges.items()
+        }
+
+    def part(self, whole: Named, kept: Pipeline) -> Named:
+        """The gradients of this rank's stages, what comes to them, and of the last stage the losses."""
+        last = ["loss"] if self.shape.stages - 1 in kept.stages else []
+        return {name: whole[name] for name in (*last, *kept.gradients(), *self.inward)}
+
+    def beside(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
+        """Hold order to the paper's, and every bit to the same micro-batches on this rank alone.
+
+        ROCm's matrix products do not promise the same bits.
+        """
+        done = [span.op for span in run.kept.recorder.spans]
+        wanted = self.plan.order(self.shape, self.ctx.rank)
+        missing = abs(len(done) - len(wanted))
+        differ = sum(a != b for a, b in zip(done, wanted)) + missing  # noqa: B905 - what is missing is counted
+        order: dict[str, Any] = {"what": "order", "error": float(differ), "tolerance": 0.0}
+        if torch.version.hip:
+            return [order]
+        right = self.part(self.alone(dtype, self.shape.micro_batches), run.kept)
+        bits = [parity.equal(f"{name} (micro-batches)", run.results[name], right[name]) for name in right]
+        return [order, *bits]
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Over each edge go m tensors each way."""
+        count = crossings(self.plan, self.shape, self.ctx.rank) * self.shape.micro_batches
+        issued = count, count * self.rows * self.width * dtype.itemsize
+        return [Form({"send": issued, "recv": issued}, "pp")]
+
+    def memory(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
+        """Stand what this rank held beside its share: its stages' 3 d h weights, and what is in flight."""
+        pipeline, held, rank = run.kept, run.kept.recorder.held, self.ctx.rank
+        modules, problem = pipeline.modules.values(), pipeline.problem
+        hidden = problem.modules[0].gate.out_features
+        share = 3 * self.width * hidden * dtype.itemsize * len(modules)
+
+        def weigh(stage: int) -> int:
+            return problem.saved_bytes(stage, self.shape.micro_batches)
+
+        most = in_flight(self.plan.order(self.shape, rank), weigh)
+        return [
+            memory.entry("params", sum(memory.parameter_bytes(module) for module in modules), share),
+            memory.entry("grads", sum(memory.gradient_bytes(module) for module in modules), share),
+            memory.entry("in-flight micro-batches", held.peak, self.plan.held(self.shape, rank)),
+            memory.entry("activations", held.peak_bytes, most),
+        ]
+
+    def in_order(self, entries: Entries) -> Entries:
+        """Number what comes over the edges: of wrong ones the first made the others wrong."""
+        found = []
+        for entry in entries:
+            kind, stage = self.edges.get(entry["what"].partition(" (")[0], ("", 0))
+            order = {ACTIVATION: stage, GRADIENT: 2 * self.shape.stages - stage}
+            found.append({**entry, "order": order[kind]} if kind else entry)
+        return found
+
+
+def run(
+    ctx: Context,
+    schedule: str,
+    *,
+    width: int,
+    rows: int,
+    per_rank: int,
+    busy_ms: int,
+    repeats: int,
+    most: int,
+) -> dict[str, Any]:
+    """Run a schedule of `per_rank` micro-batches per rank and `rows` rows each, in pipelines of `most` ranks.
+
+    For the bubble every stage takes a calibrated time, such that a rank is busy for `busy_ms` in each of
+    `repeats` rounds.
+    """
+    shape = _shape(ctx, schedule, per_rank, most)
+    with pipeline_of(ctx, shape.ranks) as among:
+        own = among.context(ctx)
+        technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)
+        found = study(own, technique)
+        told = answer(found)
+        ctx.progress.phase("bubble")
+        figures, spans = bubble.measure(found.runs[EXACT].kept, schedule, busy_ms / 1e3, repeats)
+    return {
+        **told,
+        "parity": technique.in_order(told["parity"]),
+        "repeat": technique.in_order(told["repeat"]),
+        "figures": figures,
+        "samples": repeats,
+        "schedule": {
+            "pipeline": min(among.ranks),
+            "place": own.rank,
+            "formula": PLANS[schedule].formula,
+            "operations": [[*span.op, round(span.begin_s, 6), round(span.end_s, 6)] for span in spans],
+        },
+    }
+
+
+@contextmanager
+def pipeline_of(ctx: Context, ranks: int) -> Iterator[Among]:
+    """Cut the world into pipelines of so many ranks, stages outermost, so that neighbours are far apart.
+
+    Rank r is stage r // n of pipeline r % n, where there are n pipelines.
+    """
+    pipelines = ctx.size // ranks
+    members = [range(first, ctx.size, pipelines) for first in range(pipelines)]
+    group: Any = divided_into(members) if pipelines > 1 else dist.group.WORLD
+    # A backend's first call in a group must be one that all of its ranks make: the edges are none.
+    dist.all_reduce(torch.zeros(1, device=ctx.device), group=group)
+    with lasting([group]):
+        yield Among.of(group)
+
+
+def ranks_of(size: int, most: int) -> int:
+    """Give the ranks of a pipeline: the most that divide the world, and all where nothing does."""
+    return max((one for one in range(2, most + 1) if size % one == 0), default=size)
+
+
+def _shape(ctx: Context, schedule: str, per_rank: int, most: int) -> Shape:
+    """Take the largest pipeline that divides the world and has at most so many ranks."""
+    plan = PLANS[schedule]
+    ranks = ranks_of(ctx.size, most)
+    if ranks < 2 or per_rank < plan.least_per_rank:
+        raise ValueError(
+            f"{schedule} needs 2 ranks or more and {plan.least_per_rank} micro-batches per rank or more, "
+            f"not {ranks} and {per_rank}"
+        )
+    return Shape(ranks, per_rank * ranks, plan.chunks)
