@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from thresholds import derived
 from thresholds.bounds import BoundError, bound, ceiling
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
 from thresholds.calibrate.tables import PER_NODE
+from thresholds.derived import Moved
 from thresholds.diff import BadInput, diff
 from thresholds.hardware import Hardware, Limit
 from thresholds.loading import rules
@@ -207,6 +209,8 @@ def _explain(hardware: Hardware, metric: str, case: Case) -> int:
     try:
         row = find(hardware, metric, case)
     except LimitError as error:
+        if metric == derived.METRIC and {"collective", "size", "nodes", "ranks_per_node"} <= case.keys():
+            return _explain_derived(hardware, case)
         return _say(sys.stderr.write, f"unchecked: {error}", status=1)
     return _say(sys.stdout.write, "\n".join(_why(hardware, metric, row, case)))
 
@@ -220,6 +224,18 @@ def _why(hardware: Hardware, metric: str, row: Limit, case: Case) -> Iterator[st
     yield f"  fewer than {row.min_samples} samples are unchecked"
     if METRICS[metric].bounded:
         yield from _physics(hardware, row, case)
+
+
+def _explain_derived(hardware: Hardware, case: Case) -> int:
+    """Show the limit of a pattern of one collective, which follows from the rows for that."""
+    pattern = [Moved(str(case["collective"]), int(case["size"]))]
+    try:
+        shares = derived.shares(hardware, pattern, case)
+    except (LimitError, BoundError) as error:
+        return _say(sys.stderr.write, f"on record only: {error}", status=1)
+    allowed_s = derived.FACTOR * sum(share.latency_s + share.bytes_s for share in shares)
+    lines = [f"no row judges it: {derived.FACTOR:g} x the sum of", *(f"  {share}" for share in shares)]
+    return _say(sys.stdout.write, "\n".join([*lines, f"  is {allowed_s * 1e6:.4g} us"]))
 
 
 def _physics(hardware: Hardware, row: Limit, case: Case) -> Iterator[str]:

@@ -35,7 +35,7 @@ from fixtures.ranks.study.driver import (
     study,
 )
 from fixtures.ranks.study.overlap import seconds_of
-from fixtures.ranks.study.pattern import Move, Pattern, timed
+from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.collectives import collective_of
 from suites.tensor.regions import Group, all_reduce
@@ -197,10 +197,12 @@ def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
     bus_bytes = {kind: size_bytes * collective_of(kind).busbw_factor(ctx.size) for kind in found}
     figures = {f"{kind}_busbw": bus_bytes[kind] / one.median_s / 1e9 for kind, one in found.items()}
     all_s = sum(one.median_s for one in found.values())
+    together = [sum(each) for each in zip(*(one.seconds for one in found.values()), strict=False)]
     return {
         "figures": {**figures, "pattern": sum(bus_bytes.values()) / all_s / 1e9},
         "samples": min(len(one.seconds) for one in found.values()),
         "wrong": [wrong for one in found.values() for wrong in one.wrong][:MOST_REPORTED],
+        **moved([Move(kind, size_bytes) for kind in found], together),
     }
 
 

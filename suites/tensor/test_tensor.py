@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel
+from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 LAYER = {"batch": 2, "length": 8, "width": 48}
@@ -57,4 +57,10 @@ def test_memory_is_the_closed_form(check: Check) -> None:
 @over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How long the step takes, and the bus bandwidth of the collectives that it consists of."""
+    check.run()
+
+
+@over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

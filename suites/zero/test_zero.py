@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel
+from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
@@ -75,4 +75,10 @@ def test_memory_is_the_closed_form(check: Check) -> None:
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """The bandwidth of the step's own exchange; of DDP how much of it hides behind backward."""
+    check.run()
+
+
+@over([*STEPS, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

@@ -17,7 +17,7 @@ from tests.suites.nodes import judging
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong", *judging.PARTS)
 # How often figures were measured, who did what when, each edge; what a device is; how much was compared.
-_BESIDE = ("samples", "schedule", "edges", "kind", "load", "iterations", "elements")
+_BESIDE = ("samples", "moved", "schedule", "edges", "kind", "load", "iterations", "elements")
 NODE = "here"
 _JUDGES = {
     "parity": parallel.parity,
