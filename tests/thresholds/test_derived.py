@@ -37,6 +37,74 @@ date = 2026-11-20
 CASE: Case = {"step": "zero.ddp", "path": "network", "nodes": 2, "ranks_per_node": 2}
 # What the patterns of ZeRO, tensor and context parallelism consist of.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+# What healthy machines were published to reach at the sizes between latency and plateau, busbw in GB/s.
+PUBLISHED = (
+    (
+        "azure-ndv4",
+        "nvlink",
+        1,
+        "all_reduce",
+        64,
+        200.91,
+        "microsoft/superbenchmark@700d650 nccl_allreduce.log",
+    ),
+    (
+        "azure-ndv4",
+        "nvlink",
+        1,
+        "all_gather",
+        64,
+        154.65,
+        "microsoft/superbenchmark@700d650 nccl_allgather.log",
+    ),
+    (
+        "azure-ndv4",
+        "nvlink",
+        1,
+        "all_to_all",
+        64,
+        147.99,
+        "microsoft/superbenchmark@700d650 nccl_alltoall.log",
+    ),
+    (
+        "azure-ndv4",
+        "nvlink",
+        1,
+        "broadcast",
+        64,
+        179.05,
+        "microsoft/superbenchmark@700d650 nccl_broadcast.log",
+    ),
+    (
+        "h100-sxm5-ndr400",
+        "nvlink",
+        1,
+        "all_reduce",
+        64,
+        361.67,
+        "NVIDIA/dgxc-benchmarking@841f546 nccl/README.md",
+    ),
+    ("h100-sxm5-ndr400", "nvlink", 1, "all_gather", 128, 299.0, "ai-dynamo/aiconfigurator@095f58a h100_sxm"),
+    ("h100-sxm5-ndr400", "nvlink", 1, "all_to_all", 128, 291.8, "ai-dynamo/aiconfigurator@095f58a h100_sxm"),
+    (
+        "h100-sxm5-ndr400",
+        "nvlink",
+        1,
+        "reduce_scatter",
+        128,
+        307.3,
+        "ai-dynamo/aiconfigurator@095f58a h100_sxm",
+    ),
+    ("h200-ndr400", "nvlink", 1, "all_gather", 128, 309.2, "ai-dynamo/aiconfigurator@095f58a h200_sxm"),
+    ("h200-ndr400", "nvlink", 1, "all_to_all", 128, 290.8, "ai-dynamo/aiconfigurator@095f58a h200_sxm"),
+    ("b200-ndr400", "nvlink", 1, "all_reduce", 128, 589.6, "ai-dynamo/aiconfigurator@095f58a b200_sxm"),
+    ("b200-ndr400", "nvlink", 1, "all_to_all", 128, 496.4, "ai-dynamo/aiconfigurator@095f58a b200_sxm"),
+    ("aws-p5", "network", 2, "all_reduce", 64, 209.19, "aws-samples/awsome-distributed-training@7217859"),
+    ("aws-p4de", "network", 2, "all_reduce", 64, 47.58, "aws-samples/awsome-distributed-training@7217859"),
+    ("gcp-a3-mega", "network", 2, "all_gather", 64, 121.49, "GoogleCloudPlatform/cluster-toolkit@1047080"),
+    ("gcp-a3-high", "network", 2, "all_gather", 64, 47.14, "GoogleCloudPlatform/cluster-toolkit@1047080"),
+    ("gcp-a3-ultra", "network", 2, "all_gather", 64, 213.51, "GoogleCloudPlatform/cluster-toolkit@1047080"),
+)
 
 
 @pytest.fixture
@@ -83,3 +151,16 @@ def test_every_shipped_file_limits_every_pattern_inside_and_across() -> None:
                 if not (isinstance(error, LimitError) and error.kind == "gap"):
                     lacking.append(f"{name}: {kind} over {path} on {nodes}: {error}")
     assert not lacking, "\n".join(lacking)
+
+
+def test_no_healthy_figure_that_was_published_is_below_the_derived_limit() -> None:
+    wrong = []
+    for name, path, nodes, kind, size_mib, busbw, source in PUBLISHED:
+        case: Case = {**CASE, "path": path, "nodes": nodes, "ranks_per_node": 8}
+        moved = Moved(kind, size_mib * MIB)
+        judged, why = derived.judge(
+            load(shipped()[name]), [moved], case, moved.sent_bytes(8 * nodes) / busbw / 1e9
+        )
+        if judged is None or judged.outcome is not Outcome.PASS:
+            wrong.append(f"{source}: {judged.sentence if judged else why}")
+    assert not wrong, "\n".join(wrong)
