@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from reports.record import (
     Outcome,
     Record,
 )
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import (
     ALL_ACCEPTED,
@@ -53,7 +53,7 @@ def test_a_node_without_a_passed_check_is_unproven() -> None:
     assert status(records) == 2
 
 
-@pytest.mark.parametrize("kind", sorted(CONVICTING))
+@each("kind", sorted(CONVICTING))
 def test_a_failure_whose_evidence_names_a_node_rejects_that_node_only(kind: BlameKind) -> None:
     records = with_pair(Outcome.FAIL, blame(kind, "gpu02"))
     assert standings(records) == {"gpu01": "unproven", "gpu02": "rejected"}
@@ -62,14 +62,14 @@ def test_a_failure_whose_evidence_names_a_node_rejects_that_node_only(kind: Blam
     assert status(records) == 1
 
 
-@pytest.mark.parametrize("kind", sorted(set(BlameKind) - CONVICTING))
+@each("kind", sorted(set(BlameKind) - CONVICTING))
 def test_other_blame_rejects_nobody(kind: BlameKind) -> None:
     records = with_pair(Outcome.FAIL, blame(kind, "gpu02"))
     assert standings(records) == NEITHER
     assert status(records) == 2
 
 
-@pytest.mark.parametrize("kind", sorted(CONVICTING))
+@each("kind", sorted(CONVICTING))
 def test_blame_that_names_two_nodes_convicts_neither(kind: BlameKind) -> None:
     assert standings(with_pair(Outcome.FAIL, blame(kind, "gpu01", "gpu02"))) == NEITHER
 
@@ -101,7 +101,7 @@ def test_an_unchecked_check_leaves_its_nodes_unproven() -> None:
     assert status(records) == 2
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
+@each("outcome", list(Outcome))
 def test_wrong_data_outranks_whatever_became_of_the_check(outcome: Outcome) -> None:
     records = with_pair(outcome, blame(BlameKind.WRONG_DATA, "gpu02"))
     assert standings(records)["gpu02"] == "rejected"
@@ -120,7 +120,7 @@ def test_only_a_judged_failure_convicts_otherwise() -> None:
     assert standings(with_pair(Outcome.UNCHECKED, blame(BlameKind.NODE, "gpu02"))) == NEITHER
 
 
-@pytest.mark.parametrize("ruin", ["lost", "cut short", "selection"])
+@each("ruin", ["lost", "cut short", "selection"])
 def test_a_rejected_node_stays_rejected_whatever_else_happened(ruin: str) -> None:
     records = with_pair(Outcome.FAIL, blame(BlameKind.WRONG_DATA, "gpu02"))
     if ruin == "lost":

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from reports.decision import Standing, decide
 from reports.record import (
     BlameKind,
@@ -18,6 +16,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import (
     ALL_ACCEPTED,
@@ -68,7 +67,7 @@ UNBELIEVABLE: list[tuple[str, list[Record]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "records"), UNBELIEVABLE, ids=[fault for fault, _ in UNBELIEVABLE])
+@each(("fault", "records"), UNBELIEVABLE)
 def test_a_report_that_cannot_be_believed_is_an_error(fault: str, records: list[Record]) -> None:
     verdict = decide(records)
     assert [entry.sentence for entry in verdict.faults if fault in entry.sentence]
@@ -95,7 +94,7 @@ CUT_SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", CUT_SHORT)
+@each("name", CUT_SHORT)
 def test_a_run_that_was_cut_short_accepts_nobody(name: str) -> None:
     records = CUT_SHORT[name]
     assert making.nobody_accepted(records)
@@ -113,7 +112,7 @@ def test_pytest_failing_without_a_failed_check_accepts_nobody() -> None:
     assert status(records) == 2
 
 
-@pytest.mark.parametrize("hardware", ["none", ""])
+@each("hardware", ["none", ""])
 def test_without_a_hardware_file_nobody_is_accepted(hardware: str) -> None:
     records = journal_of(*green_checks(), head=making.run(hardware=hardware))
     assert standings(records) == NEITHER
@@ -143,7 +142,7 @@ def test_a_selection_accepts_nobody_and_ends_as_pytest_would() -> None:
     assert status(selected(*green_checks())) == 0
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
+@each("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
 def test_a_selection_with_a_red_check_ends_with_1(outcome: Outcome) -> None:
     assert status(selected(check(PAIR, outcome=outcome))) == 1
 
@@ -157,7 +156,7 @@ def test_a_selection_that_was_cut_short_ends_with_2() -> None:
     assert status(selected(check(PAIR, outcome=Outcome.FAIL))[:-1]) == 2
 
 
-@pytest.mark.parametrize("selection", ["", "-k nothing"])
+@each("selection", ["", "-k nothing"])
 def test_nothing_collected_is_5_even_when_cut_short(selection: str) -> None:
     records: list[Record] = [making.run(selection=selection), PlanRecord(()), making.end(pytest_status=5)]
     assert status(records) == 5

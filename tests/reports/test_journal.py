@@ -21,6 +21,7 @@ from reports.codec import decode, encode
 from reports.journal import Journal, JournalError, read, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
 from reports.text import scrub
+from tests.each import each
 from tests.reports import making
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -162,7 +163,7 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "fault"), BAD_LINES, ids=range(len(BAD_LINES)))
+@each(("line", "fault"), BAD_LINES)
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, line: str, fault: str) -> None:
     path = making.save([making.run()], tmp_path)
     path.write_text(f"{path.read_text()}{line}\n{mangled(making.end())}\n")

@@ -16,6 +16,7 @@ from reports.decision import Standing, decide, exit_status
 from reports.journal import read
 from reports.page import html
 from reports.record import BlameKind, Outcome
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, blame, check, green, green_checks, journal_of
 
@@ -64,7 +65,7 @@ def test_a_journal_torn_at_any_byte_accepts_nobody(tmp_path: Path) -> None:
         assert exit_status(records, verdict) == 2, length
 
 
-@pytest.mark.parametrize("length", [0, 1, 300, -1])
+@each("length", [0, 1, 300, -1])
 def test_a_torn_journal_is_rendered_red(tmp_path: Path, length: int) -> None:
     path = making.save(green(), tmp_path)
     path.write_bytes(path.read_bytes()[:length])
@@ -74,7 +75,7 @@ def test_a_torn_journal_is_rendered_red(tmp_path: Path, length: int) -> None:
     assert {path.name for path in tmp_path.iterdir()} >= EVERYTHING
 
 
-@pytest.mark.parametrize("damage", ["oops\n", '{"type": "czech"}\n', "\n", "\x00\x00\n"])
+@each("damage", ["oops\n", '{"type": "czech"}\n', "\n", "\x00\x00\n"])
 def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path, damage: str) -> None:
     corrupt = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.WRONG_DATA, "gpu01"),))
     path = making.save(journal_of(*green_checks()[:2], corrupt), tmp_path)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from reports import junit
 from reports.decision import decide
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import GREEN, PAIR, alone, check, journal_of, standings
 
@@ -56,7 +55,7 @@ def test_without_a_repeat_the_others_are_unproven() -> None:
     assert verdicts(failed()) == {"gpu01": "unproven", "gpu02": "rejected", "gpu03": "unproven"}
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
+@each("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
 def test_a_repeat_that_is_not_green_proves_nobody(outcome: Outcome) -> None:
     assert verdicts(failed(repeat(outcome=outcome)))["gpu01"] == "unproven"
 
@@ -85,7 +84,7 @@ def test_a_repeat_can_convict_the_next() -> None:
     assert found == {"gpu01": "accepted", "gpu02": "rejected", "gpu03": "rejected", "gpu04": "accepted"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("pair", "fault"),
     [
         (failed(repeat(THREE)), "was repeated without leaving a node out"),

@@ -6,11 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from reports.decision import decide
 from reports.page import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, PlanRecord, Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import (
     NEITHER,
@@ -53,7 +52,7 @@ def test_a_selection_of_green_checks_is_red_when_its_self_check_met_somebody() -
     assert status(journal_of(replace(SELF, blame=(BLAMED,)), *green_checks(), head=some)) == 1
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED, Outcome.NOT_APPLICABLE])
+@each("outcome", [Outcome.FAIL, Outcome.UNCHECKED, Outcome.NOT_APPLICABLE])
 def test_after_a_bad_self_check_the_whole_run_is_unproven(outcome: Outcome) -> None:
     records = with_self_check(replace(SELF, outcome=outcome, reason="it saw nothing", judgements=()))
     assert standings(records) == NEITHER

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.each import each
 from thresholds.bounds import BoundError, Wires, bound, ceiling, hierarchical, network_bound
 from thresholds.hardware import LineRate
 from thresholds.units import ALGORITHMS, DATA_COLLECTIVES
@@ -51,7 +52,7 @@ PLATFORMS = [
 ]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform[0])
+@each("platform", PLATFORMS)
 def test_limits_per_platform(
     platform: tuple[str, float, float, int, float, tuple[float, ...], tuple[float, ...]],
 ) -> None:
@@ -63,7 +64,7 @@ def test_limits_per_platform(
         assert network_bound(wires("all_to_all", g, k, V, b)) == pytest.approx(limit, abs=0.1)
 
 
-@pytest.mark.parametrize(("nodes", "limit"), [(2, 750), (4, 517), (8, 450), (16, 423)])
+@each(("nodes", "limit"), [(2, 750), (4, 517), (8, 450), (16, 423)])
 def test_no_all_reduce_of_h100_nodes_passes_the_hierarchical_bound(nodes: int, limit: float) -> None:
     assert ceiling(case("all_reduce", nodes), H100) == pytest.approx(limit, abs=0.5)
     assert bound(case("all_reduce", nodes, algorithm="tree"), H100) == pytest.approx(limit, abs=0.5)
@@ -71,8 +72,8 @@ def test_no_all_reduce_of_h100_nodes_passes_the_hierarchical_bound(nodes: int, l
     assert bound(case("all_reduce", nodes), H100) == 400
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 64])
-@pytest.mark.parametrize("algorithm", ["", "ring", "tree", "nvls"])
+@each("nodes", [2, 3, 4, 8, 64])
+@each("algorithm", ["", "ring", "tree", "nvls"])
 def test_800_on_a_fabric_of_400_is_impossible(nodes: int, algorithm: str) -> None:
     # awslabs/awsome-distributed-ai@95b939c 4.validation_and_observability/2.gpu-cluster-healthcheck, check 5
     assert ceiling(case("all_reduce", nodes, algorithm=algorithm), H100) < 800
@@ -80,7 +81,7 @@ def test_800_on_a_fabric_of_400_is_impossible(nodes: int, algorithm: str) -> Non
     assert ceiling(case("all_reduce", nodes, algorithm=algorithm), sharp) < 800
 
 
-@pytest.mark.parametrize(
+@each(
     ("measured", "at"),
     [
         (483.05, case("all_reduce", 1, "nvlink")),  # p5, 16 GiB, NVLS
@@ -127,7 +128,7 @@ def test_a_root_has_one_nic_and_a_shift_crosses_one() -> None:
     assert bound(case("send_recv", 4), H100) == ceiling(case("send_recv", 4), H100) == 50
 
 
-@pytest.mark.parametrize("path", ["network", "nic"])
+@each("path", ["network", "nic"])
 def test_in_a_bisection_every_rank_has_its_part_of_the_nics(path: str) -> None:
     own = case("bisection", 4, path)
     assert bound(own, H100) == ceiling(own, H100) == 50
@@ -143,7 +144,7 @@ def test_a_slow_link_inside_bounds_what_crosses_nodes() -> None:
     assert ceiling(case("broadcast", 2), pcie) == pytest.approx(25 * 8 / 7)
 
 
-@pytest.mark.parametrize("collective", DATA_COLLECTIVES)
+@each("collective", DATA_COLLECTIVES)
 def test_one_rank_per_node_has_one_nic(collective: str) -> None:
     single = bound(case(collective, 4, ranks_per_node=1), H100)
     assert single == 50
@@ -175,7 +176,7 @@ def test_a_shaped_link_lets_a_burst_pass_at_once() -> None:
     assert ceiling({**at, "size": 0}, shaped) == 0.025
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         ({"collective": "barrier"}, "no bus bandwidth"),

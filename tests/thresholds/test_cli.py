@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.thresholds.calibrate.journals import Script, write_runs
 from tests.thresholds.files import FIRST, GOOD
 from thresholds.__main__ import main
@@ -79,9 +80,7 @@ def test_explain_of_a_measured_rate_says_that_it_must_be_measured(capsys: Captur
     assert "bound: the bound is the copy rate measured in the same run" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "pair", ["size=8GB", "nodes=two", "nodes=2..4", "colour=red", "size", "collective=hug"]
-)
+@each("pair", ["size=8GB", "nodes=two", "nodes=2..4", "colour=red", "size", "collective=hug"])
 def test_a_case_that_makes_no_sense_is_refused(small: str, pair: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["explain", small, "busbw", pair])
@@ -118,9 +117,7 @@ def test_calibrate_refuses_and_writes_nothing(runs: list[str], tmp_path: Path, c
     assert "where.toml cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words", [["--line-rate", "warp=9"], ["--line-rate", "network=nan"], ["--most-margin", "x=1"]]
-)
+@each("words", [["--line-rate", "warp=9"], ["--line-rate", "network=nan"], ["--most-margin", "x=1"]])
 def test_calibrate_of_figures_that_make_no_sense(runs: list[str], words: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["calibrate", *runs, *words])

@@ -13,6 +13,7 @@ from fixtures.check.foresight import lacking
 from fixtures.check.plan import MARK, Topology, plan
 from fixtures.check.target import Target
 from reports.record import Outcome
+from tests.each import each
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware, Limit
 from thresholds.loading.load import load, shipped
@@ -63,7 +64,7 @@ def an_example(hardware: Hardware, limit: Limit) -> Case:
     return case
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_the_name_is_the_file_and_every_row_has_a_public_source(hardware: Hardware) -> None:
     assert hardware.path is not None
     assert hardware.path.stem == hardware.name
@@ -75,23 +76,21 @@ def test_the_default_workload_needs_limits_of_every_kind() -> None:
     assert needed >= {*SWEPT, "latency", "edge", "dispatch", "combine"}
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_every_case_of_the_default_workload_has_one_limit_or_is_declared_absent(hardware: Hardware) -> None:
     silent = list(dict.fromkeys(str(error) for target in targets(hardware) for error in lacking(target)))
     assert silent == []
     assert list(targets(hardware))
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_every_row_judges_some_case(hardware: Hardware) -> None:
     for limit in hardware.limits:
         for metric in limit.metrics:
             assert find(hardware, metric, an_example(hardware, limit)) is limit
 
 
-@pytest.mark.parametrize(
-    ("hardware", "limit"), ROWS, ids=[f"{hardware.name}-{limit.where}" for hardware, limit in ROWS]
-)
+@each(("hardware", "limit"), ROWS)
 def test_every_limit_tells_good_from_slow_from_wrong(hardware: Hardware, limit: Limit) -> None:
     case = an_example(hardware, limit)
     for metric in limit.metrics:
@@ -139,7 +138,7 @@ def test_h100_says_where_nobody_published_a_figure() -> None:
         find(hardware, "busbw", {**case, "path": "nvlink", "nodes": 1, "algorithm": "ring"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "healthy", "sick"),
     [(1, 480.16, 367.2), (2, 469.84, 400.0), (4, 365.84, 300.0), (12, 386.56, 200.0)],
 )
@@ -156,7 +155,7 @@ def test_h100_accepts_what_healthy_nodes_published(nodes: int, healthy: float, s
     assert [one.outcome for one in found if one] == [Outcome.PASS, Outcome.FAIL]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "send_recv"])
+@each("collective", ["all_reduce", "send_recv"])
 def test_the_lab_tells_180_mbit_from_200(collective: str) -> None:
     hardware = FILES["lab-200mbit"]
     case: Case = {

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.each import each
 from tests.thresholds.files import GOOD, changed, faults, loaded
 from thresholds.loading.extends import shipped
 from thresholds.loading.load import load
@@ -23,7 +24,7 @@ def test_it_is_a_probability_that_grows_with_the_rate(samples: int, ceiling: flo
     assert fails(samples, ceiling, rate / 2) <= fails(samples, ceiling, rate) + 1e-9
 
 
-@pytest.mark.parametrize(("samples", "ceiling"), [(20, 0.1), (100, 0.05)])
+@each(("samples", "ceiling"), [(20, 0.1), (100, 0.05)])
 def test_it_is_how_often_samples_are_over_the_ceiling(samples: int, ceiling: float) -> None:
     draw, trials = random.Random(7), 3000  # noqa: S311 - the same every time
     over = 0
@@ -39,7 +40,7 @@ def test_twenty_iterations_do_not_see_what_a_hundred_do() -> None:
     assert fails(100, 0.05, ONCE) < 0.001
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@each("name", sorted(shipped()))
 def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name: str) -> None:
     file = load(shipped()[name])
     rows = [row for row in file.limits if "slow_fraction" in row.metrics]
@@ -53,7 +54,7 @@ def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name:
         assert fails(samples, row.value, ONCE) < 0.001, row.where
 
 
-@pytest.mark.parametrize("deep", [0.75, 0.5])
+@each("deep", [0.75, 0.5])
 def test_the_median_passes_where_the_tail_fails(deep: float) -> None:
     seconds = [1 / deep if index % 10 == 3 else 1.0 for index in range(100)]
     figures = bandwidth("all_reduce", 2, 10**9, seconds)

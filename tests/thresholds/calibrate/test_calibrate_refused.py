@@ -15,6 +15,7 @@ from reports.record import (
     Judgement,
     Outcome,
 )
+from tests.each import each
 from tests.thresholds.calibrate.calibrating import (
     OTHER,
     RATES,
@@ -60,7 +61,7 @@ def test_no_majority_of_nodes_left_is_refused(tmp_path: Path) -> None:
     assert "1 of 3 nodes would be left, which is no majority to learn from: n02: all_gather busbw" in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "why"),
     [
         ({"identity": OTHER}, "the nodes are different hardware"),
