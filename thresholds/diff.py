@@ -11,7 +11,7 @@ from pathlib import Path
 from thresholds.bounds import BoundError, bound
 from thresholds.calibrate import runs
 from thresholds.calibrate.runs import Figure, Run
-from thresholds.calibrate.sift import Key, key_of, subject
+from thresholds.calibrate.sift import Key, key_of
 from thresholds.hardware import Gap, Hardware, Limit
 from thresholds.loading.extends import Family, Unreadable, contents
 from thresholds.loading.faults import HardwareFileError
@@ -20,6 +20,7 @@ from thresholds.loading.schema import TABLES
 from thresholds.lookup import LimitError, absent, describe, find, mismatches
 from thresholds.selectors import Selector
 from thresholds.units import METRICS, format_number
+from thresholds.verdict import subject
 
 _RowKey = tuple[str, tuple[tuple[str, str], ...]]
 _NAMES = (("hardware", "name"), ("hardware", "about"), ("hardware", "extends"))  # what files differ in anyway
