@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
-from thresholds.loading.load import read
+from thresholds.loading.load import load, read, shipped
 
 GOOD = """\
 [hardware]
@@ -73,6 +74,12 @@ CASE: dict[str, str | int] = {
 
 def loaded(text: str = GOOD) -> Hardware:
     return read(text.encode(), Path("small.toml"))
+
+
+@cache
+def whole() -> dict[str, Hardware]:
+    """The shipped files that judge nodes, by name; they are read once for all tests."""
+    return {name: file for name, path in shipped().items() if not (file := load(path)).part}
 
 
 def changed(old: str, new: str) -> str:

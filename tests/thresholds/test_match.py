@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.thresholds.files import GOOD
+from tests.thresholds.files import GOOD, whole
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import shipped
-from thresholds.match import RecogniseError, recognise
+from thresholds.match import Facts, RecogniseError, choose, recognise
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
 
@@ -21,25 +21,23 @@ def files(folder: Path, *texts: str) -> list[Path]:
     return paths
 
 
-def test_shipped_hardware_is_recognised() -> None:
+def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware() -> None:
     assert recognise(H100).name == "h100-sxm5-ndr400"
-    assert recognise({"gpu": "none", "gpu_count": 0, "fabric": "loopback"}).name == "cpu-local"
-
-
-def test_a_missing_gpu_is_no_other_hardware() -> None:
-    assert recognise({**H100, "gpu_count": 7}).name == "h100-sxm5-ndr400"
+    assert choose({**H100, "gpu_count": 7}, whole().values()).name == "h100-sxm5-ndr400"
+    alone: Facts = {"gpu": "none", "gpu_count": 0, "fabric": "loopback"}
+    assert choose(alone, whole().values()).name == "cpu-local"
 
 
 def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
     facts: dict[str, str | int] = {"gpu": "none", "gpu_count": 0, "fabric": "ethernet"}
     with pytest.raises(RecogniseError, match="lab-200mbit: chosen by name only"):
-        recognise(facts)
+        choose(facts, whole().values())
     assert recognise(facts, [shipped()["lab-200mbit"]]).name == "lab-200mbit"
 
 
 def test_no_match_is_explained_field_by_field() -> None:
     with pytest.raises(RecogniseError) as caught:
-        recognise({"gpu": "NVIDIA H100 PCIe"})
+        choose({"gpu": "NVIDIA H100 PCIe"}, whole().values())
     text = str(caught.value)
     assert "no hardware file matches (gpu = NVIDIA H100 PCIe)" in text
     assert "gpu must be NVIDIA H100 80GB HBM3, and is NVIDIA H100 PCIe" in text
@@ -48,7 +46,7 @@ def test_no_match_is_explained_field_by_field() -> None:
 
 def test_nothing_said_matches_nothing() -> None:
     with pytest.raises(RecogniseError, match="matches \\(nothing\\)"):
-        recognise({})
+        choose({}, whole().values())
     with pytest.raises(RecogniseError):
         recognise(H100, [])
 

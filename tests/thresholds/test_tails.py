@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.each import each
-from tests.thresholds.files import GOOD, changed, faults, loaded
-from thresholds.loading.extends import shipped
-from thresholds.loading.load import load
+from tests.thresholds.files import GOOD, changed, faults, loaded, whole
+from thresholds.hardware import Hardware
 from thresholds.metrics import at_least, bandwidth, fails, slow_fraction
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
@@ -40,13 +39,10 @@ def test_twenty_iterations_do_not_see_what_a_hundred_do() -> None:
     assert fails(100, 0.05, ONCE) < 0.001
 
 
-@each("name", sorted(shipped()))
-def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name: str) -> None:
-    file = load(shipped()[name])
+@each("file", [one for one in whole().values() if one.inside != "memory"])
+def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(file: Hardware) -> None:
     rows = [row for row in file.limits if "slow_fraction" in row.metrics]
-    if file.part or file.inside == "memory":
-        return
-    assert rows, f"{name} has no ceiling on slow iterations"
+    assert rows, f"{file.name} has no ceiling on slow iterations"
     for row in rows:
         samples = file.sweep.tail_iterations
         assert row.min_samples <= samples, row.where

@@ -31,7 +31,7 @@ ANYTHING = st.recursive(
 )
 SOUND = [json.dumps(encode(record)) for record in Script(number=4).records()]
 EXAMPLES = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
