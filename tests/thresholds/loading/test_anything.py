@@ -45,6 +45,7 @@ JUNK = st.one_of(
 
 
 TEXTS = {"": GOOD, **{name: path.read_text(encoding="utf-8") for name, path in shipped().items()}}
+PLACE = st.floats(0, 1, exclude_max=True)
 LOSSLESS = ("utf-8", "surrogatepass")
 WORDS = st.one_of(
     st.text(max_size=12).map(lambda text: text.replace("\\", "").replace('"', "")),
@@ -91,13 +92,9 @@ def test_any_bytes(data: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.sampled_from(sorted(TEXTS)), st.floats(0, 1, exclude_max=True), st.one_of(JUNK, VALUES), st.booleans()
-)
-def test_a_good_file_with_any_line_or_value_changed(
-    name: str, share: float, line: str, instead: bool
-) -> None:
-    reads(spoiled(TEXTS[name], share, line, instead))
+@given(st.sampled_from(sorted(TEXTS)), PLACE, st.one_of(JUNK, VALUES), st.booleans())
+def test_a_good_file_with_any_line_changed(name: str, place: float, line: str, instead: bool) -> None:
+    reads(spoiled(TEXTS[name], place, line, instead))
 
 
 def loads(path: Path) -> None:
@@ -114,12 +111,7 @@ def loads(path: Path) -> None:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["child", "board"]),
-    st.floats(0, 1, exclude_max=True),
-    st.one_of(JUNK, VALUES),
-    st.booleans(),
-)
+@given(st.sampled_from(["child", "board"]), PLACE, st.one_of(JUNK, VALUES), st.booleans())
 def test_a_file_and_what_it_extends_with_any_line_changed(
     tmp_path: Path, which: str, share: float, line: str, instead: bool
 ) -> None:
