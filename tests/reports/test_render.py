@@ -11,7 +11,7 @@ from reports import render
 from reports.__main__ import main
 from reports.begin import begin
 from reports.decision import Standing, decide, exit_status
-from reports.journal import read
+from reports.journal import scan
 from reports.page import html
 from reports.record import BlameKind, Outcome
 from tests.each import each
@@ -171,4 +171,4 @@ def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     render.render(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
-    assert read(tmp_path / "results.jsonl") == green()
+    assert scan(tmp_path / "results.jsonl").records == green()

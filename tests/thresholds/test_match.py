@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.thresholds.files import GOOD, whole
+from fixtures.run import options
+from tests.thresholds.files import GOOD, recognise
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import shipped
-from thresholds.match import Facts, RecogniseError, choose, recognise
+from thresholds.match import Facts, RecogniseError
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
 
@@ -23,21 +24,21 @@ def files(folder: Path, *texts: str) -> list[Path]:
 
 def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware() -> None:
     assert recognise(H100).name == "h100-sxm5-ndr400"
-    assert choose({**H100, "gpu_count": 7}, whole().values()).name == "h100-sxm5-ndr400"
+    assert recognise({**H100, "gpu_count": 7}).name == "h100-sxm5-ndr400"
     alone: Facts = {"gpu": "none", "gpu_count": 0, "fabric": "loopback"}
-    assert choose(alone, whole().values()).name == "cpu-local"
+    assert recognise(alone).name == "cpu-local"
 
 
 def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
     facts: dict[str, str | int] = {"gpu": "none", "gpu_count": 0, "fabric": "ethernet"}
     with pytest.raises(RecogniseError, match="lab-200mbit: chosen by name only"):
-        choose(facts, whole().values())
+        recognise(facts)
     assert recognise(facts, [shipped()["lab-200mbit"]]).name == "lab-200mbit"
 
 
 def test_no_match_is_explained_field_by_field() -> None:
     with pytest.raises(RecogniseError) as caught:
-        choose({"gpu": "NVIDIA H100 PCIe"}, whole().values())
+        recognise({"gpu": "NVIDIA H100 PCIe"})
     text = str(caught.value)
     assert "no hardware file matches (gpu = NVIDIA H100 PCIe)" in text
     assert "gpu must be NVIDIA H100 80GB HBM3, and is NVIDIA H100 PCIe" in text
@@ -46,7 +47,7 @@ def test_no_match_is_explained_field_by_field() -> None:
 
 def test_nothing_said_matches_nothing() -> None:
     with pytest.raises(RecogniseError, match="matches \\(nothing\\)"):
-        choose({}, whole().values())
+        recognise({})
     with pytest.raises(RecogniseError):
         recognise(H100, [])
 
@@ -64,6 +65,8 @@ def test_case_does_not_matter_and_a_star_stands_for_any_text(tmp_path: Path) -> 
         recognise({"gpu": "some 8", "fabric": "infiniband"}, paths)
 
 
-def test_a_broken_file_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_broken_file_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = dict(enumerate(files(tmp_path, GOOD, "broken")))
+    monkeypatch.setattr(options, "shipped", lambda: shipped)
     with pytest.raises(HardwareFileError, match=r"1\.toml:1"):
-        recognise({"gpu": "Some GPU", "fabric": "infiniband"}, files(tmp_path, GOOD, "broken"))
+        options.hardware_files("auto", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,10 +12,19 @@ from hypothesis import strategies as st
 from tests.each import each
 from tests.thresholds.files import GOOD, changed, faults, loaded, whole
 from thresholds.hardware import Hardware
-from thresholds.metrics import at_least, bandwidth, fails, slow_fraction
+from thresholds.metrics import at_least, bandwidth, slow_fraction
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
 SWEEP = 'latency = ["16KiB"]\n'
+
+
+def fails(samples: int, ceiling: float, rate: float) -> float:
+    """The probability that a ceiling on their share fails so many iterations: that more than it are slow.
+
+    Each is slow with probability `rate`. For a link that is slow in a tenth of its iterations this grows
+    with their number; for a healthy one, where a daemon wakes up now and then, it falls.
+    """
+    return at_least(math.floor(ceiling * samples + 1e-9) + 1, samples, rate)
 
 
 @given(st.integers(10, 300), st.floats(0, 0.9), st.floats(0, 1))
