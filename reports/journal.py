@@ -17,17 +17,7 @@ from types import TracebackType
 from reports.codec import DecodeError, decode, encode
 from reports.record import CheckRecord, EndRecord, Record, RunRecord
 
-_SHOWN_FAULTS = 20
 UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had one
-
-
-class JournalError(ValueError):
-    """The journal holds lines that cannot be believed; `faults` names each with its line number."""
-
-    def __init__(self, path: Path, faults: list[str]) -> None:
-        more = f"\n... and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        super().__init__(f"{path}: " + "\n".join(faults[:_SHOWN_FAULTS]) + more)
-        self.faults = faults
 
 
 class Journal:
@@ -83,38 +73,26 @@ class Scan:
     faults: list[str]
 
 
-def read(path: Path | str) -> list[Record]:
-    """The records of a journal; JournalError with every bad line's number.
+def scan(path: Path | str, measurements: bool = True) -> Scan:
+    """The records of a journal, on request without the raw samples, and a fault for every bad line.
 
-    A torn last line is no error, because every killed run may leave one: it becomes an `EndRecord` whose
+    A torn last line is no fault, because every killed run may leave one: it becomes an `EndRecord` whose
     `cut_short` says so.
     """
-    journal = scan(path)
-    if journal.faults:
-        raise JournalError(Path(path), journal.faults)
-    return journal.records
-
-
-def scan(path: Path | str, measurements: bool = True) -> Scan:
-    """Like `read`, but returns the good records beside the faults, on request without the raw samples."""
     journal = Scan([], [])
-    for number, line in _lines(Path(path)):
-        if not line.endswith(b"\n"):
-            journal.records.append(_torn(number))
-            continue
-        try:
-            record = decode(line)
-        except DecodeError as fault:
-            journal.faults.append(f"line {number}: {fault}")
-            continue
-        journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
-        journal.records.append(record if measurements else _without_samples(record))
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                journal.records.append(_torn(number))
+                continue
+            try:
+                record = decode(line)
+            except DecodeError as fault:
+                journal.faults.append(f"line {number}: {fault}")
+                continue
+            journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
+            journal.records.append(record if measurements else _without_samples(record))
     return journal
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        yield from enumerate(file, start=1)
 
 
 def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:

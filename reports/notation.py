@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -50,42 +51,21 @@ def duration(seconds: float) -> str:
 
 def fold(names: Iterable[str]) -> str:
     """The names in the notation of the hosts file: those that differ only in their last number as a range."""
+    # Prefix, suffix and number of digits (0: no number) are alike in names that can be one range.
     families: dict[tuple[str, str, int], list[int]] = {}
     for name in dict.fromkeys(names):
-        families.setdefault(_family_of(name), []).append(_number_in(name))
-    return ", ".join(_folded(family, numbers) for family, numbers in families.items())
+        match = _NUMBERED.fullmatch(name)
+        family = (match[1], match[3], len(match[2])) if match else (name, "", 0)
+        families.setdefault(family, []).append(int(match[2]) if match else 0)
+    return ", ".join(_folded(*family, sorted(numbers)) for family, numbers in families.items())
 
 
-def _family_of(name: str) -> tuple[str, str, int]:
-    """Prefix, suffix and number of digits (0: no number), alike in names that can be one range."""
-    match = _NUMBERED.fullmatch(name)
-    return (match[1], match[3], len(match[2])) if match else (name, "", 0)
-
-
-def _number_in(name: str) -> int:
-    match = _NUMBERED.fullmatch(name)
-    return int(match[2]) if match else 0
-
-
-def _folded(family: tuple[str, str, int], numbers: Sequence[int]) -> str:
-    prefix, suffix, width = family
+def _folded(prefix: str, suffix: str, width: int, numbers: Sequence[int]) -> str:
     if not width:
         return prefix
-    if len(numbers) == 1:
-        return f"{prefix}{numbers[0]:0{width}d}{suffix}"
-    parts = (_range(first, last, width) for first, last in _runs(sorted(numbers)))
-    return f"{prefix}[{','.join(parts)}]{suffix}"
-
-
-def _range(first: int, last: int, width: int) -> str:
-    return f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}"
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
+    parts = []
+    for _, pairs in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [f"{number:0{width}d}" for _, number in pairs]
+        parts.append(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    inside = ",".join(parts)
+    return f"{prefix}[{inside}]{suffix}" if len(numbers) > 1 else f"{prefix}{inside}{suffix}"

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bounds import at_most, clopper_pearson, sentence
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("hits", "runs", "low", "high"),
     # scipy.stats.binomtest(hits, runs).proportion_ci(method="exact")
     [
@@ -42,7 +43,7 @@ def test_at_either_bound_the_observed_is_as_unlikely_as_the_confidence_allows(
         assert 1 - at_most(hits - 1, runs, low) == pytest.approx(0.025, rel=1e-6)
 
 
-@pytest.mark.parametrize(("count", "trials"), [(1, 0), (-1, 3), (4, 3)])
+@each(("count", "trials"), [(1, 0), (-1, 3), (4, 3)])
 def test_what_is_no_rate_is_refused(count: int, trials: int) -> None:
     with pytest.raises(ValueError, match="is no rate"):
         clopper_pearson(count, trials)

@@ -7,6 +7,7 @@ import datetime
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from thresholds import derived
@@ -23,6 +24,7 @@ from thresholds.lookup import Case, LimitError, absent, find
 from thresholds.selectors import READERS, Value
 from thresholds.units import INSIDE_LINKS, METRICS, format_number, parse_size
 
+_LINKS = (*INSIDE_LINKS, "network", PER_NODE)
 _CALIBRATE = """Make a hardware file from runs of nodes that are believed healthy.
 
 A floor is median x (1 - margin). The margin is 5.1 sigma, so that 1024 nodes with 50 figures each
@@ -90,15 +92,15 @@ def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--line-rate",
         action="append",
         default=[],
-        type=_rate,
+        type=partial(_figure, _LINKS),
         metavar="LINK=GB/S",
-        help=f"per rank and direction; links are {', '.join((*INSIDE_LINKS, 'network', PER_NODE))}",
+        help=f"per rank and direction; links are {', '.join(_LINKS)}",
     )
     parser.add_argument(
         "--most-margin",
         action="append",
         default=[],
-        type=_margin,
+        type=partial(_figure, tuple(METRICS)),
         metavar="METRIC=SHARE",
         help="accept noise up to this margin, such as latency=5; the row's source will say so",
     )
@@ -128,15 +130,7 @@ def _pair(text: str) -> tuple[str, Value]:
     return name, int(value) if name in ("nodes", "ranks_per_node") else value
 
 
-def _rate(text: str) -> tuple[str, float]:
-    return _figure(text, (*INSIDE_LINKS, "network", PER_NODE))
-
-
-def _margin(text: str) -> tuple[str, float]:
-    return _figure(text, tuple(METRICS))
-
-
-def _figure(text: str, names: Sequence[str]) -> tuple[str, float]:
+def _figure(names: Sequence[str], text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
         number = float(value)

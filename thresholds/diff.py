@@ -11,15 +11,16 @@ from pathlib import Path
 from thresholds.bounds import BoundError, bound
 from thresholds.calibrate import runs
 from thresholds.calibrate.runs import Figure, Run
-from thresholds.calibrate.sift import Key, key_of, subject
+from thresholds.calibrate.sift import Key, key_of
 from thresholds.hardware import Gap, Hardware, Limit
 from thresholds.loading.extends import Family, Unreadable, contents
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, resolve
-from thresholds.loading.schema import LOOSE, TABLES
+from thresholds.loading.schema import TABLES
 from thresholds.lookup import LimitError, absent, describe, find, mismatches
 from thresholds.selectors import Selector
 from thresholds.units import METRICS, format_number
+from thresholds.verdict import subject
 
 _RowKey = tuple[str, tuple[tuple[str, str], ...]]
 _NAMES = (("hardware", "name"), ("hardware", "about"), ("hardware", "extends"))  # what files differ in anyway
@@ -92,7 +93,7 @@ def _flat(file: Hardware) -> dict[tuple[str, ...], object]:
         family = Family(contents(file.path), file.path)
     except Unreadable as error:
         raise BadInput(f"{file.path}: {error}") from error
-    return {(name, key): value for name in (*TABLES, *LOOSE) for key, value in family.table(name).items()}
+    return {(name, key): value for name in TABLES for key, value in family.table(name).items()}
 
 
 def _text(value: object) -> str:

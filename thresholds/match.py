@@ -5,11 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from thresholds.hardware import Hardware
-from thresholds.loading.faults import Fault, HardwareFileError
-from thresholds.loading.load import load, shipped
 
 Facts = Mapping[str, str | int]
 SHOWN = 8  # files of an error, the nearest first
@@ -19,13 +16,8 @@ class RecogniseError(Exception):
     """No file, or more than one, matches the facts; the text shows field by field why."""
 
 
-def recognise(facts: Facts, files: Iterable[Path] | None = None) -> Hardware:
-    """The one hardware file (of the shipped ones, when none are named) that matches these facts."""
-    return choose(facts, _load_all(shipped().values() if files is None else files))
-
-
 def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
-    """The same among files that are loaded.
+    """The one of these hardware files that matches these facts.
 
     A file with `auto = false` takes part only where it is the only one, which is how a named file is checked.
     Of several that match, the one that is more specific than every other is meant.
@@ -104,16 +96,3 @@ def _nearest(candidates: Sequence[Hardware], facts: Facts) -> Iterator[str]:
         yield f"{one.name}: {'; '.join(differences(one, facts)) or 'chosen by name only'}"
     if len(ordered) > SHOWN:
         yield f"and {len(ordered) - SHOWN} more that are further away"
-
-
-def _load_all(files: Iterable[Path]) -> list[Hardware]:
-    loaded: list[Hardware] = []
-    faults: list[Fault] = []
-    for path in files:
-        try:
-            loaded.append(load(path))
-        except HardwareFileError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise HardwareFileError(faults)
-    return loaded

@@ -47,12 +47,12 @@ class _Judge:
             value = self._value(row)
             asked = self._asked(row)
         except (_NotJudged, BoundError) as error:
-            return self.unchecked(f"{self._subject()} is unchecked: {error}", row)
+            return self.unchecked(f"{subject(self.metric, self.case)} is unchecked: {error}", row)
         good = value <= asked.limit if asked.sign == "<=" else value >= asked.limit
         word = ("within" if good else "above") if asked.sign == "<=" else ("at least" if good else "below")
         outcome = Outcome.PASS if good else Outcome.FAIL
-        found = f"{self._subject(format_number(value, asked.limit))} is {word}"
-        sentence = f"{found} {self._with_unit(asked.limit, value)} ({asked.words}{row.where})"
+        found = subject(self.metric, self.case, self._with_unit(value, asked.limit))
+        sentence = f"{found} is {word} {self._with_unit(asked.limit, value)} ({asked.words}{row.where})"
         return self._judgement(outcome, sentence, row, asked)
 
     def unchecked(self, sentence: str, row: Limit | None = None) -> Judgement:
@@ -107,17 +107,16 @@ class _Judge:
     def _with_unit(self, value: float, beside: float | None = None) -> str:
         return f"{format_number(value, beside)} {self.meaning.unit}".strip()
 
-    def _subject(self, figure: str = "") -> str:
-        """What was measured and where: "all_reduce busbw 17.8 GB/s at 8GiB over network on 4 nodes"."""
-        case = self.case
-        parts = [str(case.get("collective") or case.get("step") or ""), self.metric]
-        parts += [figure, self.meaning.unit] if figure else []
-        parts += [f"at {format_size(size)}"] if isinstance(size := case.get("size"), int) and size else []
-        parts += [f"over {case['path']}"] if case.get("path") else []
-        parts += [f"by {case['algorithm']}"] if case.get("algorithm") else []
-        nodes = case.get("nodes")
-        parts += [f"on {nodes} node{'' if nodes == 1 else 's'}"] if nodes else []
-        return " ".join(part for part in parts if part)
+
+def subject(metric: str, case: Case, figure: str = "") -> str:
+    """What was measured and where: "all_reduce busbw 17.8 GB/s at 8GiB over network on 4 nodes"."""
+    parts = [str(case.get("collective") or case.get("step") or ""), metric, figure]
+    parts += [f"at {format_size(size)}"] if isinstance(size := case.get("size"), int) and size > 0 else []
+    parts += [f"over {case['path']}"] if case.get("path") else []
+    parts += [f"by {case['algorithm']}"] if case.get("algorithm") else []
+    nodes = case.get("nodes")
+    parts += [f"on {nodes} node{'' if nodes == 1 else 's'}"] if nodes else []
+    return " ".join(part for part in parts if part)
 
 
 def judge(
@@ -139,13 +138,13 @@ def judge(
     judging = _Judge(hardware, metric, case, value, samples, measured_gigabytes_per_s)
     if not hardware.limits and hardware.name == "none":
         reason = "no hardware file says what is good enough (--hardware none)"
-        return judging.unchecked(f"{judging._subject()} is unchecked: {reason}") if required else None
+        return judging.unchecked(f"{subject(metric, case)} is unchecked: {reason}") if required else None
     try:
         row = find(hardware, metric, case)
     except LimitError as error:
         if not required and error.kind != "ambiguous":
             return None
-        return judging.unchecked(f"{judging._subject()} is unchecked: {error}")
+        return judging.unchecked(f"{subject(metric, case)} is unchecked: {error}")
     return judging.verdict(row)
 
 

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from reports import notation
 from reports.page import drawing
@@ -27,6 +28,8 @@ MOST_ROWS = 16
 MOST_BOXES = 512  # of a row
 _MOST_FIGURE = 1e6  # no time in seconds, stage, micro-batch or bubble is larger
 _LEAST_S = 1e-9
+_Index = Annotated[int, Field(strict=True, ge=0, lt=_MOST_FIGURE)]
+_Seconds = Annotated[float, Field(strict=True, ge=0, lt=_MOST_FIGURE)]
 KINDS = {
     "F": ("forward", "#3d7fb5", "#93bcdb"),
     "B": ("backward", "#c77a2b", "#e6bd8f"),
@@ -42,18 +45,17 @@ _DIGIT = 6.2  # pixels that a digit takes
 class Box(NamedTuple):
     """One operation."""
 
-    kind: str
-    stage: int
-    micro_batch: int
-    begin_s: float
-    end_s: float
+    kind: Literal["F", "B", "I", "W"]
+    stage: _Index
+    micro_batch: _Index
+    begin_s: _Seconds
+    end_s: _Seconds
 
 
 @dataclass(frozen=True)
 class Row:
     """What one rank did."""
 
-    place: int
     label: str
     boxes: tuple[Box, ...]
 
@@ -111,51 +113,47 @@ def _badness(schedule: Schedule) -> float:
 
 def _schedule(check: CheckRecord) -> Schedule | None:
     """Read the first pipeline of a check; None unless every one of its ranks has a row."""
-    recorded = check.recorded.get("schedule")
-    if not isinstance(recorded, Mapping) or not isinstance(recorded.get("step"), str):
+    try:
+        found = _Recorded.model_validate(check.recorded.get("schedule"))
+    except ValidationError:
         return None
-    entries = recorded.get("ranks")
-    entries = entries if isinstance(entries, list | tuple) else []
-    ranks = [rank for rank in entries if isinstance(rank, Mapping) and _answer(rank).get("pipeline") == 0]
-    rows = [row for rank in ranks if (row := _row(rank)) is not None]
-    if not rows or len(rows) != len(ranks):
-        return None
-    rows.sort(key=lambda row: row.place)
-    formula = first_line(str(_answer(ranks[0]).get("formula", "")), 40)
-    step = first_line(recorded["step"], 60)
-    return Schedule(step, check, tuple(rows[:MOST_ROWS]), formula, max(len(rows) - MOST_ROWS, 0))
+    ranks = sorted(found.ranks, key=lambda rank: rank.said.place)
+    rows = [
+        Row(f"rank {first_line(str(rank.rank), 6)} on {first_line(str(rank.node), 16)}", rank.said.operations)
+        for rank in ranks[:MOST_ROWS]
+    ]
+    formula = first_line(str(ranks[0].said.formula), 40)
+    return Schedule(first_line(found.step, 60), check, tuple(rows), formula, len(ranks) - len(rows))
 
 
-def _answer(rank: Mapping[str, object]) -> Mapping[str, object]:
-    answer = rank.get("said")
-    return answer if isinstance(answer, Mapping) else {}
+def _lasting(box: Box) -> Box:
+    if box.end_s - box.begin_s < _LEAST_S:
+        raise ValueError("it took no time")
+    return box
 
 
-def _row(rank: Mapping[str, object]) -> Row | None:
-    answer = _answer(rank)
-    operations, place = answer.get("operations"), answer.get("place")
-    if not isinstance(operations, list | tuple) or not 0 < len(operations) <= MOST_BOXES:
-        return None
-    boxes = [box for operation in operations if (box := _box(operation)) is not None]
-    if len(boxes) != len(operations) or not isinstance(place, int):
-        return None
-    label = f"rank {first_line(str(rank.get('rank')), 6)} on {first_line(str(rank.get('node')), 16)}"
-    return Row(place, label, tuple(boxes))
+class _Said(BaseModel):
+    place: _Index
+    operations: Annotated[
+        tuple[Annotated[Box, AfterValidator(_lasting)], ...], Field(min_length=1, max_length=MOST_BOXES)
+    ]
+    formula: object = ""
 
 
-def _box(operation: object) -> Box | None:
-    if not isinstance(operation, list | tuple) or len(operation) != len(Box._fields):
-        return None
-    kind, stage, micro_batch, begin_s, end_s = operation
-    if kind not in tuple(KINDS) or not all(isinstance(index, int) for index in (stage, micro_batch)):
-        return None
-    if not all(_is_figure(value) for value in operation[1:]) or end_s - begin_s < _LEAST_S:
-        return None
-    return Box(kind, stage, micro_batch, float(begin_s), float(end_s))
+class _Rank(BaseModel):
+    said: _Said
+    rank: object = None
+    node: object = None
 
 
-def _is_figure(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST_FIGURE
+def _first_pipeline(ranks: object) -> list[object]:
+    every = [rank for rank in ranks if isinstance(rank, Mapping)] if isinstance(ranks, list | tuple) else []
+    return [one for one in every if isinstance(one.get("said"), Mapping) and one["said"].get("pipeline") == 0]
+
+
+class _Recorded(BaseModel):
+    step: str
+    ranks: Annotated[list[_Rank], Field(min_length=1), BeforeValidator(_first_pipeline)]
 
 
 # drawing

@@ -30,7 +30,6 @@ GREEN = Judgement(
 )
 
 ALL_ACCEPTED = {"gpu01": "accepted", "gpu02": "accepted"}
-NEITHER = {"gpu01": "unproven", "gpu02": "unproven"}
 
 
 def run(nodes: Iterable[str] = NODES, **changes: object) -> RunRecord:
@@ -118,6 +117,18 @@ def node(records: Iterable[Record], name: str) -> NodeVerdict:
 
 def standings(records: Iterable[Record]) -> dict[str, str]:
     return {verdict.node: verdict.standing.value for verdict in decide(list(records)).nodes}
+
+
+def letters(records: Iterable[Record]) -> str:
+    """The standings by their initials: "aru"."""
+    return "".join(verdict.standing.value[0] for verdict in decide(list(records)).nodes)
+
+
+def told(records: Iterable[Record]) -> str:
+    """All that a verdict says: of every node, of the run, and of reports that cannot be believed."""
+    verdict = decide(list(records))
+    nodes = [f"{one.node}: {one.reason}\n" for one in verdict.nodes]
+    return "\n".join([*nodes, *verdict.refusals, *(fault.sentence for fault in verdict.faults)])
 
 
 def nobody_accepted(records: Iterable[Record]) -> bool:

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from reports.answer import console_lines, hosts_line, write_lists
 from reports.decision import NodeVerdict, Standing, decide
 from reports.record import NodeRecord, Outcome, Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import alone, check, green, green_checks, journal_of
 
@@ -80,9 +79,7 @@ def test_a_run_that_accepts_nobody_says_why() -> None:
     assert "nobody is accepted: the run was cut short" in console_lines(decide(green()[:-1]))[-1]
 
 
-@pytest.mark.parametrize(
-    ("number", "first"), [(32, "accepted  gpu001"), (33, "accepted  33 nodes: gpu[001-033]")]
-)
+@each(("number", "first"), [(32, "accepted  gpu001"), (33, "accepted  33 nodes: gpu[001-033]")])
 def test_many_accepted_nodes_share_a_line(number: int, first: str) -> None:
     names = [f"gpu{index:03d}" for index in range(1, number + 1)]
     passed = check("t.py::test_all", names)

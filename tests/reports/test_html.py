@@ -13,6 +13,7 @@ from reports.decision import decide
 from reports.page import html, plots
 from reports.page.page import compare_facts
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
 
@@ -148,7 +149,7 @@ def test_the_bad_node_is_the_first_one_named(drawn: Path) -> None:
     assert text.index(">rejected<") < text.index("gpu02")
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "150 GB/s at 1 GiB is 56 % below the limit",
@@ -185,7 +186,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "\u202e" not in text
 
 
-@pytest.mark.parametrize("records", [[], [making.run()], rich()[:-1]], ids=["nothing", "head", "killed"])
+@each("records", [[], [making.run()], rich()[:-1]])
 def test_half_a_run_has_a_page_that_says_so(tmp_path: Path, records: list[Record]) -> None:
     text = page(records, tmp_path)
     Reader(text)
@@ -261,7 +262,7 @@ BAD_SWEEPS: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("entries", BAD_SWEEPS, ids=str)
+@each("entries", BAD_SWEEPS)
 def test_a_sweep_without_points_has_no_picture(tmp_path: Path, entries: object) -> None:
     assert plots.draw([check(PAIR, recorded={"sweep": entries})], tmp_path) == []
 

@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from hypothesis import strategies as st
 
 from reports import journal as journal_module
 from reports.codec import decode, encode
-from reports.journal import Journal, JournalError, read, scan
+from reports.journal import Journal, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
 from reports.text import scrub
+from tests.each import each
 from tests.reports import making
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -60,6 +60,12 @@ CHECKS = st.builds(
     measurement=st.dictionaries(ANY_TEXT, ANYTHING, max_size=2),
     seconds=st.floats(),
 )
+
+
+def read(path: Path) -> list[Record]:
+    found = scan(path)
+    assert found.faults == []
+    return found.records
 
 
 def test_every_record_comes_back_as_it_went(tmp_path: Path) -> None:
@@ -162,27 +168,24 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "fault"), BAD_LINES, ids=range(len(BAD_LINES)))
+@each(("line", "fault"), BAD_LINES)
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, line: str, fault: str) -> None:
     path = making.save([making.run()], tmp_path)
     path.write_text(f"{path.read_text()}{line}\n{mangled(making.end())}\n")
-    with pytest.raises(JournalError, match=re.escape(f"line 2: {fault}")) as caught:
-        read(path)
-    assert len(caught.value.faults) == 1
-    assert [type(record).__name__ for record in scan(path).records][:1] == ["RunRecord"]
+    (found,) = scan(path).faults
+    assert found.startswith(f"line 2: {fault}")
+    assert scan(path).records[0] == making.run()
 
 
 def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
     path = making.save([making.run()], tmp_path)
     path.write_text(path.read_text() + "x\n" * 30)
-    with pytest.raises(JournalError, match="and 10 more") as caught:
-        read(path)
-    assert len(caught.value.faults) == 30
+    assert len(scan(path).faults) == 30
 
 
 def test_a_journal_without_a_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="line 1: a journal begins with a run record"):
-        read(making.save([making.end()], tmp_path))
+    (found,) = scan(making.save([making.end()], tmp_path)).faults
+    assert found.startswith("line 1: a journal begins with a run record")
 
 
 def test_an_empty_journal_has_no_records(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import junitparser.xunit2
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from reports import junit, junit_text
 from reports.begin import begin
 from reports.decision import decide
 from reports.record import BlameKind, Judgement, Outcome, Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green, green_checks, journal_of
 
@@ -61,7 +61,7 @@ def test_a_green_run_has_a_case_per_check_per_node_and_for_itself(tmp_path: Path
     assert not any(verdicts(case) for case in cases.values())
 
 
-@pytest.mark.parametrize(
+@each(
     ("outcome", "tag"),
     [(Outcome.FAIL, "failure"), (Outcome.UNCHECKED, "error"), (Outcome.NOT_APPLICABLE, "skipped")],
 )
@@ -103,7 +103,7 @@ def test_a_run_cut_short_is_an_error(tmp_path: Path) -> None:
     assert found.get("message") == "the run was cut short (SIGTERM)"
 
 
-@pytest.mark.parametrize("records", [[], [making.run()], green()[:-1]], ids=["nothing", "head", "no end"])
+@each("records", [[], [making.run()], green()[:-1]])
 def test_half_a_run_is_red(tmp_path: Path, records: list[Record]) -> None:
     report(records, tmp_path)
     assert int(parse(tmp_path / "junit.xml").get("errors", "0")) >= 1
@@ -163,7 +163,7 @@ def test_a_failing_check_keeps_all_its_attachments(tmp_path: Path) -> None:
     assert output.count("[[ATTACHMENT|") == 100
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../../secret", "logs/x]]\n[[ATTACHMENT|/etc/passwd"])
+@each("path", ["/etc/passwd", "../../secret", "logs/x]]\n[[ATTACHMENT|/etc/passwd"])
 def test_attachments_stay_below_the_report(tmp_path: Path, path: str) -> None:
     output = report(pair(Outcome.FAIL, attachments=(path,)), tmp_path)[PAIR_CASE].findtext("system-out") or ""
     assert "ATTACHMENT" not in output
@@ -246,7 +246,7 @@ def test_no_secret_reaches_the_xml(tmp_path: Path) -> None:
     assert "hunter2" not in (tmp_path / "junit.xml").read_text()
 
 
-@pytest.mark.parametrize(
+@each(
     ("check_id", "names"),
     [
         ("suites/nodes/test_a.py::test_b[x]", ("suites.nodes.test_a", "test_b[x]")),

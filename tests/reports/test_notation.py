@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from reports.notation import duration, fold, number, quantity, size
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "folded"),
     [
         (["gpu01", "gpu02", "gpu04"], "gpu[01-02,04]"),
@@ -23,7 +22,7 @@ def test_names_are_folded(names: list[str], folded: str) -> None:
     assert fold(names) == folded
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         (None, ""),
@@ -42,7 +41,7 @@ def test_numbers_have_four_digits_and_no_exponent(value: float | None, text: str
     assert number(value) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("size_bytes", "text"),
     [(0, "0 B"), (4, "4 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (2**50, "1024 TiB")],
 )
@@ -50,7 +49,7 @@ def test_sizes_are_written_in_binary_units(size_bytes: int, text: str) -> None:
     assert size(size_bytes) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "text"),
     [
         (0.0251, "25 ms"),

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from reports import junit
 from reports.decision import decide
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record, Repeat
+from tests.each import each
 from tests.reports import making
-from tests.reports.making import GREEN, PAIR, alone, check, journal_of, standings
+from tests.reports.making import GREEN, PAIR, alone, check, journal_of, letters
 
 THREE = ("gpu01", "gpu02", "gpu03")
 REST = ("gpu01", "gpu03")
@@ -44,48 +43,29 @@ def records_of(pair: CheckRecord, nodes: tuple[str, ...] = THREE) -> list[Record
     return [*records[:2], *making.ready(*nodes[2:]), *records[2:]]
 
 
-def verdicts(pair: CheckRecord) -> dict[str, str]:
-    return standings(records_of(pair))
+ONCE = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive")
+FOUR = (*THREE, "gpu04")
+NEXT = repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(replace(NIC, nodes=("gpu03",)),))
 
 
-def test_the_survivors_rest_on_the_repeat_and_the_culprit_on_the_failure() -> None:
-    assert verdicts(failed(repeat())) == {"gpu01": "accepted", "gpu02": "rejected", "gpu03": "accepted"}
+@each(
+    ("pair", "expected"),
+    [
+        (failed(repeat()), "ara"),
+        (failed(), "uru"),
+        (failed(repeat(outcome=Outcome.FAIL)), "uru"),
+        (failed(repeat(outcome=Outcome.UNCHECKED)), "uru"),
+        # who is left out without being convicted, and a hang that came back
+        (failed(repeat(), outcome=Outcome.UNCHECKED, blame=(ONCE,)), "aua"),
+        (failed(repeat(), outcome=Outcome.UNCHECKED, blame=(replace(ONCE, proved=True),)), "ara"),
+        (failed(NEXT, repeat(("gpu01", "gpu04")), nodes=FOUR), "arra"),
+    ],
+)
+def test_survivors_rest_on_the_repeat_and_culprits_on_the_failure(pair: CheckRecord, expected: str) -> None:
+    assert letters(records_of(pair, pair.nodes)) == expected
 
 
-def test_without_a_repeat_the_others_are_unproven() -> None:
-    assert verdicts(failed()) == {"gpu01": "unproven", "gpu02": "rejected", "gpu03": "unproven"}
-
-
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED])
-def test_a_repeat_that_is_not_green_proves_nobody(outcome: Outcome) -> None:
-    assert verdicts(failed(repeat(outcome=outcome)))["gpu01"] == "unproven"
-
-
-def test_who_is_left_out_without_being_convicted_is_unproven() -> None:
-    once = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive")
-    pair = failed(repeat(), outcome=Outcome.UNCHECKED, blame=(once,))
-    assert verdicts(pair) == {"gpu01": "accepted", "gpu02": "unproven", "gpu03": "accepted"}
-
-
-def test_a_hang_that_came_back_convicts() -> None:
-    twice = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive", proved=True)
-    pair = failed(repeat(), outcome=Outcome.UNCHECKED, blame=(twice,))
-    assert verdicts(pair)["gpu02"] == "rejected"
-
-
-def test_a_repeat_can_convict_the_next() -> None:
-    four = (*THREE, "gpu04")
-    second = replace(NIC, nodes=("gpu03",))
-    pair = failed(
-        repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(second,)),
-        repeat(("gpu01", "gpu04")),
-        nodes=four,
-    )
-    found = standings(records_of(pair, four))
-    assert found == {"gpu01": "accepted", "gpu02": "rejected", "gpu03": "rejected", "gpu04": "accepted"}
-
-
-@pytest.mark.parametrize(
+@each(
     ("pair", "fault"),
     [
         (failed(repeat(THREE)), "was repeated without leaving a node out"),
@@ -100,7 +80,7 @@ def test_a_repeat_can_convict_the_next() -> None:
 def test_a_repeat_that_cannot_be_believed_accepts_nobody(pair: CheckRecord, fault: str) -> None:
     records = records_of(pair)
     assert any(fault in one.sentence for one in decide(records).faults)
-    assert "accepted" not in standings(records).values()
+    assert "a" not in letters(records)
 
 
 def test_junit_says_whom_the_search_found_and_what_the_rest_came_to(tmp_path: Path) -> None:

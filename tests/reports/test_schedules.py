@@ -14,6 +14,7 @@ from reports.page.drawing import Picture
 from reports.record import CheckRecord
 from suites.pipeline.schedules import PLANS, Shape
 from suites.pipeline.simulator import simulate
+from tests.each import each
 from tests.reports.making import NODES, check, journal_of
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
@@ -208,7 +209,7 @@ BAD_OPERATIONS: list[object] = [
 ]
 
 
-@pytest.mark.parametrize("operations", BAD_OPERATIONS, ids=lambda one: str(one)[:40])
+@each("operations", BAD_OPERATIONS)
 def test_a_rank_that_says_nonsense_costs_the_picture_and_not_the_page(
     tmp_path: Path, operations: object
 ) -> None:
@@ -220,18 +221,15 @@ def test_a_rank_that_says_nonsense_costs_the_picture_and_not_the_page(
     assert not list(tmp_path.glob("plots/*"))
 
 
-@pytest.mark.parametrize(
+@each(
     "schedule",
     [None, "text", [], {}, {"step": "x"}, {"step": 1, "ranks": []}, {"step": "x", "ranks": [1, {"said": 2}]}],
-    ids=str,
 )
 def test_what_is_no_schedule_has_no_picture(tmp_path: Path, schedule: object) -> None:
     assert schedules.draw([bubble_check({"schedule": schedule}), bubble_check({})], tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "figures", [None, [], {}, {"bubble": "NaN"}, {"bubble": 10**400, "bubble_formula": float("nan")}], ids=str
-)
+@each("figures", [None, [], {}, {"bubble": "NaN"}, {"bubble": 10**400, "bubble_formula": float("nan")}])
 def test_a_schedule_without_figures_says_so(tmp_path: Path, figures: object) -> None:
     picture, root = drawn({**recorded(), "figures": figures}, tmp_path)
     assert picture.text.startswith("bubble unknown measured, unknown by the formula")

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from reports.decision import decide
 from reports.page import html, searches
 from reports.record import Outcome
+from tests.each import each
 from tests.reports.making import PAIR, check, journal_of
 
 
@@ -65,7 +64,7 @@ def test_many_nodes_are_cut_and_counted() -> None:
     assert (len(table.nodes), table.left_out) == (searches.MOST_NODES, 21 - searches.MOST_NODES)
 
 
-@pytest.mark.parametrize(
+@each(
     "search",
     [
         None,
@@ -80,7 +79,7 @@ def test_what_is_no_search_has_no_table(search: object) -> None:
     assert found(search) is None
 
 
-@pytest.mark.parametrize("readings", [None, "text", [1], [{"from": 1, "to": "n2"}], [{"from": "n1"}]])
+@each("readings", [None, "text", [1], [{"from": 1, "to": "n2"}], [{"from": "n1"}]])
 def test_readings_that_are_none_are_left_out(readings: object) -> None:
     table = found(searched(readings=readings))
     assert table is not None

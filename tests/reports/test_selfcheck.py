@@ -5,23 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from reports.decision import decide
 from reports.page import html
-from reports.record import Blame, BlameKind, CheckRecord, Outcome, PlanRecord, Record
+from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import (
-    NEITHER,
     PAIR,
     SELF,
     check,
     green,
     green_checks,
     journal_of,
-    standings,
+    letters,
     status,
+    told,
 )
 
 BLAMED = Blame(BlameKind.WRONG_DATA, ("gpu02",), "the data of rank 1 on gpu02 are wrong", 1, "cpu")
@@ -33,67 +33,49 @@ def with_self_check(own: CheckRecord) -> list[Record]:
     return journal_of(own, *green_checks()[:2], corrupt)
 
 
-def test_after_a_good_self_check_nodes_are_accepted_and_rejected() -> None:
-    assert standings(green()) == making.ALL_ACCEPTED
-    assert standings(with_self_check(SELF)) == {"gpu01": "unproven", "gpu02": "rejected"}
-    assert status(with_self_check(SELF)) == 1
+def ended(outcome: Outcome, **changes: Any) -> CheckRecord:
+    """A self-check that ended otherwise."""
+    return replace(SELF, outcome=outcome, reason="it saw nothing", judgements=(), **changes)
 
 
-def test_whom_a_good_self_check_met_is_unproven_for_that_and_nobody_else() -> None:
-    records = journal_of(replace(SELF, blame=(BLAMED,)), *green_checks())
-    assert standings(records) == {"gpu01": "accepted", "gpu02": "unproven"}
-    assert status(records) == 2
-    (reason,) = [one.reason for one in decide(records).nodes if one.node == "gpu02"]
-    assert reason == f"{SELF.name}: the data of rank 1 on gpu02 are wrong"
+def unplanned() -> list[Record]:
+    """A run with a convicted node that has no self-check at all."""
+    records = with_self_check(SELF)
+    checks = [one for one in records if isinstance(one, CheckRecord) and one != SELF]
+    return [records[0], making.plan(*checks), *records[2:5], *checks, records[-1]]
 
 
-def test_a_selection_of_green_checks_is_red_when_its_self_check_met_somebody() -> None:
-    some = making.run(selection="-k busbw")
-    assert status(journal_of(*green_checks(), head=some)) == 0
-    assert status(journal_of(replace(SELF, blame=(BLAMED,)), *green_checks(), head=some)) == 1
+MET = replace(SELF, blame=(BLAMED,))
+SOME = making.run(selection="-k busbw")
+OTHER = ended(Outcome.FAIL, id=f"{SELF.id}2", name="test_two")
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNCHECKED, Outcome.NOT_APPLICABLE])
-def test_after_a_bad_self_check_the_whole_run_is_unproven(outcome: Outcome) -> None:
-    records = with_self_check(replace(SELF, outcome=outcome, reason="it saw nothing", judgements=()))
-    assert standings(records) == NEITHER
-    assert status(records) == 2
-    verdict = decide(records)
-    assert verdict.refusals[0].startswith(f"the self-check failed: {SELF.name}: it saw nothing")
-    assert {node.reason for node in verdict.nodes} == {verdict.refusals[0]}
-
-
-def test_a_self_check_that_says_nothing_is_a_bad_one() -> None:
-    records = [record for record in green() if not (isinstance(record, CheckRecord) and record.id == SELF.id)]
-    assert standings(records) == NEITHER
-    assert f"{SELF.name} has not reported" in decide(records).refusals[0]
-
-
-def test_a_run_without_a_self_check_accepts_and_rejects_nobody() -> None:
-    records: list[Record] = []
-    for record in with_self_check(SELF):
-        if isinstance(record, PlanRecord):
-            records.append(PlanRecord(tuple(one for one in record.checks if one.id != SELF.id)))
-        elif not (isinstance(record, CheckRecord) and record.id == SELF.id):
-            records.append(record)
-    assert standings(records) == NEITHER
-    assert status(records) == 2
-    assert "it was not planned" in decide(records).refusals[0]
-
-
-def test_one_bad_word_is_enough() -> None:
-    other = replace(SELF, id=f"{SELF.id}2", name="test_two", outcome=Outcome.FAIL, reason="no", judgements=())
-    assert standings(journal_of(SELF, other, *green_checks())) == NEITHER
-
-
-def test_a_self_check_that_reports_twice_is_not_believed() -> None:
-    records = green()
-    records.insert(-1, SELF)
-    assert standings(records) == NEITHER
-
-
-def test_a_pass_that_compared_nothing_is_not_believed() -> None:
-    assert standings(with_self_check(replace(SELF, judgements=()))) == NEITHER
+@each(
+    ("records", "expected", "ends", "words"),
+    [
+        (with_self_check(SELF), "ur", 1, ""),
+        (journal_of(MET, *green_checks()), "au", 2, f"gpu02: {SELF.name}: the data of rank 1 on gpu02 are"),
+        (journal_of(MET, *green_checks(), head=SOME), "uu", 1, "a selection accepts nobody"),
+        (with_self_check(ended(Outcome.FAIL)), "uu", 2, f"gpu02: the self-check failed: {SELF.name}: it saw"),
+        (with_self_check(ended(Outcome.UNCHECKED)), "uu", 2, "gpu02: the self-check failed: "),
+        (with_self_check(ended(Outcome.NOT_APPLICABLE)), "uu", 2, "gpu02: the self-check failed: "),
+        ([one for one in green() if one != SELF], "uu", 2, f"{SELF.name} has not reported"),
+        (unplanned(), "uu", 2, "the self-check failed: it was not planned"),
+        (
+            journal_of(SELF, OTHER, *green_checks()),
+            "uu",
+            2,
+            "the self-check failed: test_two: it saw nothing",
+        ),
+        ([*green()[:-1], SELF, green()[-1]], "uu", 2, "reported 2 times"),
+        (with_self_check(replace(SELF, judgements=())), "uu", 2, "passed but recorded nothing"),
+    ],
+)
+def test_without_a_good_self_check_nobody_is_accepted_or_rejected(
+    records: list[Record], expected: str, ends: int, words: str
+) -> None:
+    assert (letters(records), status(records)) == (expected, ends)
+    assert words in told(records)
 
 
 def test_an_unreachable_node_keeps_its_own_reason() -> None:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from reports.record import Outcome
 from reports.text import clean, first_line, redact, scrub, write_file
+from tests.each import each
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
 
 
-@pytest.mark.parametrize(
+@each(
     ("dirty", "tidy"),
     [
         ("\x1b[31mred\x1b[0m", "red"),
@@ -41,7 +42,7 @@ def test_clean_text_is_utf8_without_controls_and_stays_as_it_is(text: str) -> No
     assert clean(tidy) == tidy
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "WANDB_API_KEY=hunter2",
@@ -63,7 +64,7 @@ def test_secrets_are_redacted(text: str) -> None:
     assert "[redacted]" in redact(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "host key: SHA256:abcdef changed",
@@ -93,9 +94,7 @@ def test_a_variable_named_like_a_secret_loses_its_value_and_a_number_keeps_it() 
     }
 
 
-@pytest.mark.parametrize(
-    "hostile", ["A_" * 50_000, "KEY" * 30_000, "a-" * 50_000, '"' * 50_000, "\x1b[" * 50_000]
-)
+@each("hostile", ["A_" * 50_000, "KEY" * 30_000, "a-" * 50_000, '"' * 50_000, "\x1b[" * 50_000])
 def test_hostile_text_is_not_slow(hostile: str) -> None:
     began = time.monotonic()
     scrub(hostile)

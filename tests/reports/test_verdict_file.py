@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from reports import verdict_file
 from reports.decision import decide
 from reports.record import Record
+from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, check, green, green_checks, journal_of
 
@@ -58,7 +57,7 @@ def test_outcomes_and_what_never_reported_make_up_the_plan() -> None:
         assert counts.pop("planned") == sum(counts.values())
 
 
-@pytest.mark.parametrize("records", [[], green()[:-1], green()[:1]], ids=["nothing", "no end", "head only"])
+@each("records", [[], green()[:-1], green()[:1]])
 def test_half_a_run_has_a_verdict_file_too(records: list[Record], tmp_path: Path) -> None:
     verdict_file.write(tmp_path / "verdict.json", records, decide(records))
     data = json.loads((tmp_path / "verdict.json").read_text())

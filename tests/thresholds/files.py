@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
-from thresholds.loading.load import read
+from thresholds.loading.load import load, read, shipped
+from thresholds.match import Facts, choose
 
 GOOD = """\
 [hardware]
@@ -73,6 +76,17 @@ CASE: dict[str, str | int] = {
 
 def loaded(text: str = GOOD) -> Hardware:
     return read(text.encode(), Path("small.toml"))
+
+
+@cache
+def whole() -> dict[str, Hardware]:
+    """The shipped files that judge nodes, by name; they are read once for all tests."""
+    return {name: file for name, path in shipped().items() if not (file := load(path)).part}
+
+
+def recognise(facts: Facts, files: Iterable[Path] | None = None) -> Hardware:
+    """The one of these files, or of the shipped ones, that matches the facts."""
+    return choose(facts, whole().values() if files is None else [load(path) for path in files])
 
 
 def changed(old: str, new: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.each import each
 from thresholds.bounds import BoundError, Wires, bound, ceiling, hierarchical, network_bound
 from thresholds.hardware import LineRate
 from thresholds.units import ALGORITHMS, DATA_COLLECTIVES
@@ -51,7 +52,7 @@ PLATFORMS = [
 ]
 
 
-@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform[0])
+@each("platform", PLATFORMS)
 def test_limits_per_platform(
     platform: tuple[str, float, float, int, float, tuple[float, ...], tuple[float, ...]],
 ) -> None:
@@ -63,24 +64,72 @@ def test_limits_per_platform(
         assert network_bound(wires("all_to_all", g, k, V, b)) == pytest.approx(limit, abs=0.1)
 
 
-@pytest.mark.parametrize(("nodes", "limit"), [(2, 750), (4, 517), (8, 450), (16, 423)])
-def test_no_all_reduce_of_h100_nodes_passes_the_hierarchical_bound(nodes: int, limit: float) -> None:
-    assert ceiling(case("all_reduce", nodes), H100) == pytest.approx(limit, abs=0.5)
-    assert bound(case("all_reduce", nodes, algorithm="tree"), H100) == pytest.approx(limit, abs=0.5)
-    assert bound(case("all_reduce", nodes, algorithm="ring"), H100) == 400
-    assert bound(case("all_reduce", nodes), H100) == 400
+SHARP = LineRate("nvlink", H100.links, nvls=True, sharp=True)
+PLAIN = LineRate("nvlink", H100.links)
+PCIE = LineRate("pcie", {"pcie": 25.0, "network": 50.0})
+ACROSS = ((2, 750), (4, 517), (8, 450), (16, 423))  # nodes of 8 x 400 Gb/s, and the hierarchical bound
+BOUNDS = [
+    *((case("all_reduce", nodes, algorithm="tree"), H100, limit) for nodes, limit in ACROSS),
+    *((case("all_reduce", nodes, algorithm=name), H100, 400) for nodes, _ in ACROSS for name in ("", "ring")),
+    # NVLS alone passes the link rate inside a node
+    (case("all_reduce", 1, "nvlink", algorithm="nvls"), H100, 700),
+    (case("all_reduce", 1, "nvlink"), H100, 450),
+    (case("all_reduce", 1, "nic"), SHARP, 87.5),
+    # a root has one NIC, a shift crosses one, and in a bisection every rank has its part of them
+    (case("gather", 2), H100, 50 * 15 / 8),
+    (case("send_recv", 4), H100, 50),
+    *((case("bisection", 4, path), H100, 50) for path in ("network", "nic")),
+    *((case("bisection", 4, path, ranks_per_node=2), LAB, 0.0125) for path in ("network", "nic")),
+    # a slow link inside bounds what crosses nodes, of which a bisection has nothing
+    (case("all_gather", 2), PCIE, 25),
+    (case("send_recv", 2), PCIE, 25),
+    (case("bisection", 2), PCIE, 50),
+    # one rank per node has one NIC, and ranks that share a NIC share its rate
+    *((case(collective, 4, ranks_per_node=1), H100, 50) for collective in DATA_COLLECTIVES),
+    (case("all_reduce", 4, ranks_per_node=2), LAB, 0.025),
+    (case("send_recv", 4, ranks_per_node=2), LAB, 0.025),
+    (case("all_to_all", 2, ranks_per_node=2), LAB, 0.025 / 2 * 3 / 2),
+]
+CEILINGS = [
+    *((case("all_reduce", nodes), H100, limit) for nodes, limit in ACROSS),
+    (case("all_reduce", 1, "nvlink"), H100, 700),
+    (case("all_gather", 1, "nvlink"), H100, 450),
+    (case("all_reduce", 1, "nvlink"), PLAIN, 450),
+    (case("all_reduce", 1, "nvlink", ranks_per_node=2), H100, 450),  # two may still use the link
+    # SHARP allows an all_reduce up to twice the NICs, and nothing else
+    (case("all_reduce", 16), SHARP, 2 * 127 / 128 * 400),
+    (case("all_gather", 16), SHARP, ceiling(case("all_gather", 16), H100)),
+    (case("scatter", 2), H100, 500),  # all NICs, or NVLink and its own
+    (case("send_recv", 4), H100, 50),
+    *((case("bisection", 4, path), H100, 50) for path in ("network", "nic")),
+    *((case("bisection", 4, path, ranks_per_node=2), LAB, 0.0125) for path in ("network", "nic")),
+    (case("broadcast", 2), PCIE, 25 * 8 / 7),
+    *(
+        (case(collective, 4, ranks_per_node=1), H100, 100 if collective == "all_to_all_v" else 50)
+        for collective in DATA_COLLECTIVES
+    ),
+]
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 64])
-@pytest.mark.parametrize("algorithm", ["", "ring", "tree", "nvls"])
+@each(("at", "rates", "limit"), BOUNDS)
+def test_the_bound_of_an_algorithm(at: dict[str, str | int], rates: LineRate, limit: float) -> None:
+    assert bound(at, rates) == pytest.approx(limit, rel=0.001)
+
+
+@each(("at", "rates", "limit"), CEILINGS)
+def test_what_no_algorithm_passes(at: dict[str, str | int], rates: LineRate, limit: float) -> None:
+    assert ceiling(at, rates) == pytest.approx(limit, rel=0.001)
+
+
+@each("nodes", [2, 3, 4, 8, 64])
+@each("algorithm", ["", "ring", "tree", "nvls"])
 def test_800_on_a_fabric_of_400_is_impossible(nodes: int, algorithm: str) -> None:
     # awslabs/awsome-distributed-ai@95b939c 4.validation_and_observability/2.gpu-cluster-healthcheck, check 5
     assert ceiling(case("all_reduce", nodes, algorithm=algorithm), H100) < 800
-    sharp = LineRate("nvlink", H100.links, nvls=True, sharp=True)
-    assert ceiling(case("all_reduce", nodes, algorithm=algorithm), sharp) < 800
+    assert ceiling(case("all_reduce", nodes, algorithm=algorithm), SHARP) < 800
 
 
-@pytest.mark.parametrize(
+@each(
     ("measured", "at"),
     [
         (483.05, case("all_reduce", 1, "nvlink")),  # p5, 16 GiB, NVLS
@@ -97,65 +146,6 @@ def test_800_on_a_fabric_of_400_is_impossible(nodes: int, algorithm: str) -> Non
 )
 def test_what_healthy_hardware_published_is_possible(measured: float, at: dict[str, str | int]) -> None:
     assert measured <= ceiling(at, H100)
-
-
-def test_nvls_alone_passes_the_link_rate_inside_a_node() -> None:
-    assert ceiling(case("all_reduce", 1, "nvlink"), H100) == pytest.approx(700)
-    assert bound(case("all_reduce", 1, "nvlink", algorithm="nvls"), H100) == pytest.approx(700)
-    assert bound(case("all_reduce", 1, "nvlink"), H100) == 450
-    assert ceiling(case("all_gather", 1, "nvlink"), H100) == 450
-    without = LineRate("nvlink", H100.links)
-    assert ceiling(case("all_reduce", 1, "nvlink"), without) == 450
-    with pytest.raises(BoundError, match="nvls = true"):
-        bound(case("all_reduce", 1, "nvlink", algorithm="nvls"), without)
-
-
-def test_two_gpus_with_nvls_may_still_use_the_link() -> None:
-    assert ceiling(case("all_reduce", 1, "nvlink", ranks_per_node=2), H100) == 450
-
-
-def test_sharp_allows_up_to_twice_the_nics() -> None:
-    sharp = LineRate("nvlink", H100.links, nvls=True, sharp=True)
-    assert ceiling(case("all_reduce", 16), sharp) == pytest.approx(2 * 127 / 128 * 400)
-    assert ceiling(case("all_gather", 16), sharp) == ceiling(case("all_gather", 16), H100)
-    assert bound(case("all_reduce", 1, "nic"), sharp) == pytest.approx(87.5)
-
-
-def test_a_root_has_one_nic_and_a_shift_crosses_one() -> None:
-    assert bound(case("gather", 2), H100) == pytest.approx(50 * 15 / 8)
-    assert ceiling(case("scatter", 2), H100) == 500  # all NICs, or NVLink and its own
-    assert bound(case("send_recv", 4), H100) == ceiling(case("send_recv", 4), H100) == 50
-
-
-@pytest.mark.parametrize("path", ["network", "nic"])
-def test_in_a_bisection_every_rank_has_its_part_of_the_nics(path: str) -> None:
-    own = case("bisection", 4, path)
-    assert bound(own, H100) == ceiling(own, H100) == 50
-    shared = case("bisection", 4, path, ranks_per_node=2)
-    assert bound(shared, LAB) == ceiling(shared, LAB) == 0.0125
-
-
-def test_a_slow_link_inside_bounds_what_crosses_nodes() -> None:
-    pcie = LineRate("pcie", {"pcie": 25.0, "network": 50.0})
-    assert bound(case("all_gather", 2), pcie) == 25
-    assert bound(case("send_recv", 2), pcie) == 25
-    assert bound(case("bisection", 2), pcie) == 50  # nothing of it passes inside
-    assert ceiling(case("broadcast", 2), pcie) == pytest.approx(25 * 8 / 7)
-
-
-@pytest.mark.parametrize("collective", DATA_COLLECTIVES)
-def test_one_rank_per_node_has_one_nic(collective: str) -> None:
-    single = bound(case(collective, 4, ranks_per_node=1), H100)
-    assert single == 50
-    assert ceiling(case(collective, 4, ranks_per_node=1), H100) == (
-        100 if collective == "all_to_all_v" else 50
-    )
-
-
-def test_ranks_that_share_a_nic_share_its_rate() -> None:
-    assert bound(case("all_reduce", 4, ranks_per_node=2), LAB) == 0.025
-    assert bound(case("send_recv", 4, ranks_per_node=2), LAB) == 0.025
-    assert bound(case("all_to_all", 2, ranks_per_node=2), LAB) == pytest.approx(0.025 / 2 * 3 / 2)
 
 
 def test_a_measured_rate_must_have_been_measured() -> None:
@@ -175,7 +165,7 @@ def test_a_shaped_link_lets_a_burst_pass_at_once() -> None:
     assert ceiling({**at, "size": 0}, shaped) == 0.025
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         ({"collective": "barrier"}, "no bus bandwidth"),
@@ -197,7 +187,9 @@ def test_a_case_without_a_bound_says_what_is_missing(change: dict[str, str | int
         bound({**case("all_reduce", 2), **change}, H100)
 
 
-def test_a_path_without_a_line_rate_has_no_bound() -> None:
+def test_a_path_without_a_line_rate_and_nvls_without_switches_have_no_bound() -> None:
+    with pytest.raises(BoundError, match="nvls = true"):
+        bound(case("all_reduce", 1, "nvlink", algorithm="nvls"), PLAIN)
     with pytest.raises(BoundError, match="says nothing about network"):
         bound(case("all_reduce", 2), LineRate("nvlink", {"nvlink": 450.0}))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.each import each
 from thresholds.metrics import busbw, busbw_factor
 from thresholds.units import DATA_COLLECTIVES
 
 
-@pytest.mark.parametrize(
+@each(
     ("collective", "factor"),
     [
         ("all_reduce", 1.75),
@@ -41,9 +42,7 @@ def test_busbw_is_size_over_time_times_the_factor() -> None:
     assert busbw("all_reduce", 2, 10**9, 0.5) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
-    ("collective", "ranks"), [("barrier", 8), ("all_reduce", 1), ("broadcast", 1), ("hug", 2)]
-)
+@each(("collective", "ranks"), [("barrier", 8), ("all_reduce", 1), ("broadcast", 1), ("hug", 2)])
 def test_what_moves_nothing_has_no_bandwidth(collective: str, ranks: int) -> None:
     with pytest.raises(ValueError, match="it has no bus bandwidth"):
         busbw_factor(collective, ranks)

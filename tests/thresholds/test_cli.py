@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.thresholds.calibrate.journals import Script, write_runs
 from tests.thresholds.files import FIRST, GOOD
 from thresholds.__main__ import main
@@ -24,17 +23,10 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_lint_of_all_shipped_files_as_a_user_runs_it() -> None:
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "thresholds", "lint"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr, done.stdout.count(": good (")) == (0, "", len(shipped()))
+def test_lint_of_all_shipped_files(capsys: Capture) -> None:
+    assert main(["lint"]) == 0
+    out, err = capsys.readouterr()
+    assert (err, out.count(": good (")) == ("", len(shipped()))
 
 
 def test_lint_names_every_fault_of_every_file(tmp_path: Path, small: str, capsys: Capture) -> None:
@@ -79,9 +71,7 @@ def test_explain_of_a_measured_rate_says_that_it_must_be_measured(capsys: Captur
     assert "bound: the bound is the copy rate measured in the same run" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "pair", ["size=8GB", "nodes=two", "nodes=2..4", "colour=red", "size", "collective=hug"]
-)
+@each("pair", ["size=8GB", "nodes=two", "nodes=2..4", "colour=red", "size", "collective=hug"])
 def test_a_case_that_makes_no_sense_is_refused(small: str, pair: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["explain", small, "busbw", pair])
@@ -118,9 +108,7 @@ def test_calibrate_refuses_and_writes_nothing(runs: list[str], tmp_path: Path, c
     assert "where.toml cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words", [["--line-rate", "warp=9"], ["--line-rate", "network=nan"], ["--most-margin", "x=1"]]
-)
+@each("words", [["--line-rate", "warp=9"], ["--line-rate", "network=nan"], ["--most-margin", "x=1"]])
 def test_calibrate_of_figures_that_make_no_sense(runs: list[str], words: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["calibrate", *runs, *words])

@@ -10,6 +10,7 @@ from fixtures.check import requests
 from fixtures.check.plan import NETWORK, Planned
 from fixtures.check.target import Target
 from suites.expert.test_expert import DIVIDED, LATENCY, NORMAL, PATTERN, PING_PONG, SIZES
+from tests.each import each
 from tests.thresholds.files import GOOD, loaded
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, read, shipped
@@ -33,7 +34,7 @@ def test_sizes_are_read_as_they_stand() -> None:
     assert experts.source == "example/repository@0000000 file:3"
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "line", "words"),
     [
         ("tokens = 4096", "token = 4096", 1, "unknown key experts.normal.token; did you mean tokens?"),

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.thresholds.files import GOOD
+from fixtures.run import options
+from tests.thresholds.files import GOOD, recognise
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import shipped
-from thresholds.match import RecogniseError, recognise
+from thresholds.match import Facts, RecogniseError
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
 
@@ -21,13 +22,11 @@ def files(folder: Path, *texts: str) -> list[Path]:
     return paths
 
 
-def test_shipped_hardware_is_recognised() -> None:
+def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware() -> None:
     assert recognise(H100).name == "h100-sxm5-ndr400"
-    assert recognise({"gpu": "none", "gpu_count": 0, "fabric": "loopback"}).name == "cpu-local"
-
-
-def test_a_missing_gpu_is_no_other_hardware() -> None:
     assert recognise({**H100, "gpu_count": 7}).name == "h100-sxm5-ndr400"
+    alone: Facts = {"gpu": "none", "gpu_count": 0, "fabric": "loopback"}
+    assert recognise(alone).name == "cpu-local"
 
 
 def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
@@ -66,6 +65,8 @@ def test_case_does_not_matter_and_a_star_stands_for_any_text(tmp_path: Path) -> 
         recognise({"gpu": "some 8", "fabric": "infiniband"}, paths)
 
 
-def test_a_broken_file_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_broken_file_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = dict(enumerate(files(tmp_path, GOOD, "broken")))
+    monkeypatch.setattr(options, "shipped", lambda: shipped)
     with pytest.raises(HardwareFileError, match=r"1\.toml:1"):
-        recognise({"gpu": "Some GPU", "fabric": "infiniband"}, files(tmp_path, GOOD, "broken"))
+        options.hardware_files("auto", tmp_path)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.each import each
 from thresholds.metrics import SampleError, bandwidth, iteration_seconds, latency, slow_fraction
 
 STALLED = [0.1] * 18 + [1.0, 1.0]
@@ -17,7 +18,7 @@ def test_an_iteration_took_as_long_as_its_slowest_rank() -> None:
     assert iteration_seconds([[1.0, 5.0], [3.0, 2.0]]) == (3.0, 5.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "words"),
     [
         ([], "no rank reported"),
@@ -56,7 +57,7 @@ def test_latency_is_in_microseconds_and_its_tail_is_nearest_rank() -> None:
     assert latency([*hundred, 1e-3])["latency_p99"] == pytest.approx(1e3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("collective", "ranks", "size", "seconds"),
     [
         ("barrier", 2, 8, [1.0]),

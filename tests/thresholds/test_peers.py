@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.each import each
 from tests.thresholds.files import GOOD, faults, loaded
 from thresholds.peers import CUT, MARGIN, Rules, by_value, majority, median_and_spread, near_median, standing
 from thresholds.units import METRICS
@@ -37,7 +38,7 @@ def test_one_that_is_far_behind_is_found_and_one_that_is_far_ahead_is_not() -> N
     assert outliers([*healthy, 110.0], 0.05, more=False) == [7]
 
 
-@pytest.mark.parametrize(("value", "found"), [(94.0, True), (96.0, False)])
+@each(("value", "found"), [(94.0, True), (96.0, False)])
 def test_where_all_others_are_equal_the_margin_decides(value: float, found: bool) -> None:
     assert bool(outliers([100.0] * 7 + [value], 0.05)) is found
 
@@ -86,7 +87,7 @@ def test_a_speed_and_its_time_say_the_same_of_who_is_behind(values: list[float])
         assert speed.behind == pytest.approx(standing(1 / one, times, more_is_better=False).behind)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "most"),
     [
         ("", ""),
@@ -137,7 +138,7 @@ def convicted(
     return wrong / trials, right / trials
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(4, 0.086), (8, 0.077), (16, 0.058), (64, 0.045)])
+@each(("nodes", "expected"), [(4, 0.086), (8, 0.077), (16, 0.058), (64, 0.045)])
 def test_the_spread_alone_convicts_healthy_nodes_and_with_the_margin_hardly_any(
     nodes: int, expected: float
 ) -> None:
@@ -152,7 +153,7 @@ def test_of_a_thousand_nodes_the_spread_alone_convicts_one_in_many_runs() -> Non
     assert convicted(1024, 0, 0.0, MARGIN, trials=200)[0] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "bad", "least", "most"),
     [
         (4, 1, 0.9, 1.0),
@@ -179,7 +180,7 @@ def test_a_file_names_margins() -> None:
     assert all(0 < Rules().margin_of(metric) < 1 for metric in METRICS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new"),
     [
         ("margin = 0.03", "margin = 0"),

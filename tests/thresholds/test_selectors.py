@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.each import each
 from thresholds.selectors import READERS, Selector, counts, overlap, sizes
 
 COUNTS = st.one_of(
@@ -17,7 +17,7 @@ COUNTS = st.one_of(
 ).map(counts)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "raw", "good", "bad"),
     [
         ("collective", "all_reduce", ["all_reduce"], ["all_gather"]),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fixtures.check.foresight import lacking
-from fixtures.check.plan import MARK, Topology, plan
+from fixtures.check.plan import MARK, Planned, Topology, plan
 from fixtures.check.target import Target
 from reports.record import Outcome
+from tests.each import each
+from tests.thresholds.files import whole
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware, Limit
-from thresholds.loading.load import load, shipped
 from thresholds.loading.rules import SWEPT
 from thresholds.lookup import LimitError, absent, find
 from thresholds.selectors import READERS, Value
@@ -23,7 +25,7 @@ from thresholds.units import METRICS
 from thresholds.verdict import judge
 
 COPY = 10.0  # a copy rate, GB/s, for the files that measure theirs
-FILES = {name: hardware for name, path in shipped().items() if not (hardware := load(path)).part}
+FILES = whole()
 ROWS = [(hardware, limit) for hardware in FILES.values() for limit in hardware.limits]
 NODES = {"lab-200mbit": (1, 2, 4, 8), "l40s": (1,)}  # what a file is for, where that is not the usual
 USUAL = (1, 2, 4, 16)
@@ -41,13 +43,18 @@ def marks() -> Iterator[pytest.Mark]:
             yield from (mark for mark in getattr(test, "pytestmark", ()) if mark.name == MARK)
 
 
+@cache
+def cases(count: int, ranks: int) -> list[Planned]:
+    """Every case of the default workload on so many nodes of so many ranks."""
+    topology = Topology({f"n{number}": ranks for number in range(count)})
+    return [one for mark in marks() for one in plan(mark, topology)]
+
+
 def targets(hardware: Hardware) -> Iterator[Target]:
     """Every case of the default workload that needs limits, on each number of nodes a file is for."""
     gpus = int(hardware.expect.get("gpus_per_node") or 0)
     for count in NODES.get(hardware.name, USUAL):
-        names = [f"n{number}" for number in range(count)]
-        topology = Topology(dict.fromkeys(names, gpus or 2))
-        for planned in (one for mark in marks() for one in plan(mark, topology)):
+        for planned in cases(count, gpus or 2):
             ranks = dict.fromkeys(planned.nodes, gpus or (2 if planned.place.each else 1))
             target = Target(planned, ranks, hardware, "nccl" if gpus else "gloo", {})
             if planned.metrics and not absent(hardware, target.case()):
@@ -63,7 +70,7 @@ def an_example(hardware: Hardware, limit: Limit) -> Case:
     return case
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_the_name_is_the_file_and_every_row_has_a_public_source(hardware: Hardware) -> None:
     assert hardware.path is not None
     assert hardware.path.stem == hardware.name
@@ -75,23 +82,21 @@ def test_the_default_workload_needs_limits_of_every_kind() -> None:
     assert needed >= {*SWEPT, "latency", "edge", "dispatch", "combine"}
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_every_case_of_the_default_workload_has_one_limit_or_is_declared_absent(hardware: Hardware) -> None:
-    silent = list(dict.fromkeys(str(error) for target in targets(hardware) for error in lacking(target)))
-    assert silent == []
-    assert list(targets(hardware))
+    asked = list(targets(hardware))
+    assert asked
+    assert not {str(error) for target in asked for error in lacking(target)}
 
 
-@pytest.mark.parametrize("hardware", FILES.values(), ids=list(FILES))
+@each("hardware", FILES.values())
 def test_every_row_judges_some_case(hardware: Hardware) -> None:
     for limit in hardware.limits:
         for metric in limit.metrics:
             assert find(hardware, metric, an_example(hardware, limit)) is limit
 
 
-@pytest.mark.parametrize(
-    ("hardware", "limit"), ROWS, ids=[f"{hardware.name}-{limit.where}" for hardware, limit in ROWS]
-)
+@each(("hardware", "limit"), ROWS)
 def test_every_limit_tells_good_from_slow_from_wrong(hardware: Hardware, limit: Limit) -> None:
     case = an_example(hardware, limit)
     for metric in limit.metrics:
@@ -139,7 +144,7 @@ def test_h100_says_where_nobody_published_a_figure() -> None:
         find(hardware, "busbw", {**case, "path": "nvlink", "nodes": 1, "algorithm": "ring"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("nodes", "healthy", "sick"),
     [(1, 480.16, 367.2), (2, 469.84, 400.0), (4, 365.84, 300.0), (12, 386.56, 200.0)],
 )
@@ -156,7 +161,7 @@ def test_h100_accepts_what_healthy_nodes_published(nodes: int, healthy: float, s
     assert [one.outcome for one in found if one] == [Outcome.PASS, Outcome.FAIL]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "send_recv"])
+@each("collective", ["all_reduce", "send_recv"])
 def test_the_lab_tells_180_mbit_from_200(collective: str) -> None:
     hardware = FILES["lab-200mbit"]
     case: Case = {

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.thresholds.files import GOOD, changed, faults, loaded
-from thresholds.loading.extends import shipped
-from thresholds.loading.load import load
-from thresholds.metrics import at_least, bandwidth, fails, slow_fraction
+from tests.each import each
+from tests.thresholds.files import GOOD, changed, faults, loaded, whole
+from thresholds.hardware import Hardware
+from thresholds.metrics import at_least, bandwidth, slow_fraction
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
 SWEEP = 'latency = ["16KiB"]\n'
+
+
+def fails(samples: int, ceiling: float, rate: float) -> float:
+    """The probability that a ceiling on their share fails so many iterations: that more than it are slow.
+
+    Each is slow with probability `rate`. For a link that is slow in a tenth of its iterations this grows
+    with their number; for a healthy one, where a daemon wakes up now and then, it falls.
+    """
+    return at_least(math.floor(ceiling * samples + 1e-9) + 1, samples, rate)
 
 
 @given(st.integers(10, 300), st.floats(0, 0.9), st.floats(0, 1))
@@ -23,7 +33,7 @@ def test_it_is_a_probability_that_grows_with_the_rate(samples: int, ceiling: flo
     assert fails(samples, ceiling, rate / 2) <= fails(samples, ceiling, rate) + 1e-9
 
 
-@pytest.mark.parametrize(("samples", "ceiling"), [(20, 0.1), (100, 0.05)])
+@each(("samples", "ceiling"), [(20, 0.1), (100, 0.05)])
 def test_it_is_how_often_samples_are_over_the_ceiling(samples: int, ceiling: float) -> None:
     draw, trials = random.Random(7), 3000  # noqa: S311 - the same every time
     over = 0
@@ -39,13 +49,10 @@ def test_twenty_iterations_do_not_see_what_a_hundred_do() -> None:
     assert fails(100, 0.05, ONCE) < 0.001
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
-def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name: str) -> None:
-    file = load(shipped()[name])
+@each("file", [one for one in whole().values() if one.inside != "memory"])
+def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(file: Hardware) -> None:
     rows = [row for row in file.limits if "slow_fraction" in row.metrics]
-    if file.part or file.inside == "memory":
-        return
-    assert rows, f"{name} has no ceiling on slow iterations"
+    assert rows, f"{file.name} has no ceiling on slow iterations"
     for row in rows:
         samples = file.sweep.tail_iterations
         assert row.min_samples <= samples, row.where
@@ -53,7 +60,7 @@ def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(name:
         assert fails(samples, row.value, ONCE) < 0.001, row.where
 
 
-@pytest.mark.parametrize("deep", [0.75, 0.5])
+@each("deep", [0.75, 0.5])
 def test_the_median_passes_where_the_tail_fails(deep: float) -> None:
     seconds = [1 / deep if index % 10 == 3 else 1.0 for index in range(100)]
     figures = bandwidth("all_reduce", 2, 10**9, seconds)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.record import Judgement, Outcome
+from tests.each import each
 from tests.thresholds.files import CASE, FIRST, changed, loaded
 from thresholds.hardware import Hardware, no_hardware
 from thresholds.metrics import SampleError
@@ -78,7 +78,7 @@ def test_a_share_of_nothing_is_good_and_of_more_than_all_is_no_share() -> None:
     assert judged(1.5, SLOW, "slow_fraction").outcome is Outcome.UNCHECKED
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "words"),
     [
         (math.nan, "nan is not a measurement"),
@@ -107,7 +107,7 @@ def test_too_few_samples_are_unchecked() -> None:
     assert f"9 samples are too few, small.toml:{FIRST} wants 10" in found.sentence
 
 
-@pytest.mark.parametrize(
+@each(
     ("more", "words"),
     [
         ({"collective": "all_gather"}, "matches no row; nearest: "),
@@ -153,7 +153,7 @@ def test_two_rows_are_unchecked_even_where_none_is_required() -> None:
     assert found.outcome is Outcome.UNCHECKED
 
 
-@pytest.mark.parametrize("inside", ["memory", "nvlink"])
+@each("inside", ["memory", "nvlink"])
 def test_without_a_hardware_file_nothing_is_judged(inside: str) -> None:
     hardware = no_hardware(inside)
     assert set(hardware.sweep.plateau) <= set(hardware.sweep.bandwidth)

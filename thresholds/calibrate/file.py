@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -61,12 +62,9 @@ def literal(value: object) -> str:
         return "[" + ", ".join(literal(item) for item in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    return value.isoformat() if isinstance(value, datetime.date) else _string(str(value))
-
-
-def _string(text: str) -> str:
-    escaped = _clean(text).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return json.dumps(_clean(str(value)), ensure_ascii=False)  # as TOML writes it, when all is printable
 
 
 def _clean(text: str) -> str:

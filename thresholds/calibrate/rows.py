@@ -14,11 +14,11 @@ from reports.record import Outcome
 from thresholds.bounds import BoundError, bound, ceiling
 from thresholds.calibrate.noise import SLOW_AT_MOST, Noise, Tolerance, limit, noise, strays, tolerance
 from thresholds.calibrate.runs import Figure
-from thresholds.calibrate.sift import Key, grouped, subject
+from thresholds.calibrate.sift import Key, grouped
 from thresholds.hardware import Hardware, LimitKind, LineRate
 from thresholds.lookup import Case
 from thresholds.units import METRICS, format_number
-from thresholds.verdict import judge
+from thresholds.verdict import judge, subject
 
 LEAST_VALUES = 5  # five values below a floor by chance: 0.5 ** 5, three in a hundred
 LEAST_LEFT = 3  # of those five, when a run was left out

@@ -7,13 +7,13 @@ ring everybody is slow together. If it is low it condemns the run, and no node.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thresholds.calibrate.noise import FEWEST_TO_COMPARE, outliers, tolerance
 from thresholds.calibrate.runs import Figure
-from thresholds.lookup import Case
-from thresholds.units import METRICS, format_number, format_size
+from thresholds.units import METRICS, format_number
+from thresholds.verdict import subject
 
 Key = tuple[str, tuple[tuple[str, str | int], ...]]  # a metric, and the selectors of a case
 
@@ -132,20 +132,3 @@ def _against(key: Key, bad: Sequence[Figure], group: Sequence[Figure], how_many:
     unit = METRICS[key[0]].unit
     beside = f"{value} {unit}".strip() + f" beside a median of {middle} {unit}".rstrip()
     return f"{subject(key[0], dict(key[1]))} {beside}" + (f" in {how_many}" if how_many else "")
-
-
-def subject(metric: str, case: Case) -> str:
-    """A figure in a few words: "all_reduce busbw at 1MiB over network on 2 nodes"."""
-    return " ".join(word for word in _words(metric, case) if word)
-
-
-def _words(metric: str, case: Case) -> Iterator[str]:
-    yield str(case.get("collective") or case.get("step") or "")
-    yield metric
-    size, nodes = case.get("size"), case.get("nodes")
-    if isinstance(size, int) and size > 0:
-        yield f"at {format_size(size)}"
-    if case.get("path"):
-        yield f"over {case['path']}"
-    if nodes:
-        yield f"on {nodes} node{'' if nodes == 1 else 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from thresholds.calibrate.runs import Figure, Run
 from thresholds.hardware import Hardware, LineRate
 from thresholds.loading.extends import Family, contents
-from thresholds.loading.schema import LOOSE, TABLES
+from thresholds.loading.schema import TABLES
 from thresholds.units import INSIDE_LINKS, format_size
 
 PER_NODE = "network_per_node"
@@ -18,7 +18,7 @@ def of_file(like: Hardware, name: str) -> Tables:
     """The tables of another file, all that it extends in them; its rows stay behind."""
     assert like.path is not None
     family = Family(contents(like.path), like.path)
-    tables: Tables = {key: dict(family.table(key)) for key in (*TABLES, *LOOSE)}
+    tables: Tables = {key: dict(family.table(key)) for key in TABLES}
     for key in ("extends", "part"):
         tables["hardware"].pop(key, None)
     about = f"{tables['hardware'].get('about', like.about)}, calibrated on healthy nodes of one cluster"

@@ -12,11 +12,10 @@ from pathlib import Path
 import tomllib
 
 from thresholds.loading.faults import Fault, Lines
-from thresholds.loading.schema import LOOSE, ROWS, SECTIONS, TABLES, Raw
+from thresholds.loading.schema import ROWS, SECTIONS, Raw
 
 LARGEST_BYTES = 1 << 20
 HERE = Path(__file__).parents[1]
-TABLE_NAMES = (*TABLES, *LOOSE)
 INHERITED = ("inside", "shared")  # of [hardware]; the rest of it says what the one file is
 
 

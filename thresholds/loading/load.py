@@ -11,16 +11,13 @@ from thresholds.loading.extends import Unreadable, contents, shipped, unknown_na
 from thresholds.loading.faults import Fault, HardwareFileError
 from thresholds.loading.parse import Placed, Sections
 from thresholds.loading.schema import (
-    ExpectSection,
     ExpertsSection,
     GapSection,
-    HardwareSection,
     LayerSection,
     LimitSection,
     LineRateSection,
     PeersSection,
     RowSection,
-    Section,
     SweepSection,
 )
 from thresholds.peers import Rules
@@ -89,7 +86,7 @@ def _void(row: Row, placed: Placed, sections: Sections) -> bool:
     for name in ("path", "collective"):
         words = row.selectors[name].samples() if name in row.selectors else ()
         if words and all(
-            word in (sections.loose.absent or {}) and sections.declared("absent", str(word)) < placed.distance
+            word in sections.tables.absent and sections.declared("absent", str(word)) < placed.distance
             for word in words
         ):
             return True
@@ -112,13 +109,12 @@ def _row(section: RowSection, where: str) -> Row | None:
 
 
 def _check_tables(sections: Sections) -> None:
-    about, rates = sections.tables.get("hardware"), sections.tables.get("line_rate")
-    expect = sections.tables.get("expect", ExpectSection())
-    inside = about.inside if isinstance(about, HardwareSection) else None
-    if isinstance(about, HardwareSection) and not (inside or about.part) and sections.family.whole:
+    about, rates = sections.tables.hardware, sections.tables.line_rate
+    inside = about.inside if about else None
+    if about and not (inside or about.part) and sections.family.whole:
         sections.fault("hardware.inside is missing; write it", "hardware")
-    if isinstance(rates, LineRateSection) and isinstance(expect, ExpectSection):
-        for text in rules.line_rates(None if sections.part else inside, rates, expect):
+    if rates:
+        for text in rules.line_rates(None if sections.part else inside, rates, sections.tables.expect):
             sections.fault(text, "line_rate")
 
 
@@ -143,13 +139,11 @@ def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None
 
 
 def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
-    about, rates, sweep = (sections.tables.get(name) for name in ("hardware", "line_rate", "sweep"))
-    if isinstance(about, HardwareSection) and about.part:
+    tables = sections.tables
+    about, rates, sweep = tables.hardware, tables.line_rate, tables.sweep
+    if sections.part:
         rates, sweep = rates or LineRateSection(), sweep or _NO_SWEEP
-    expect = sections.tables.get("expect", ExpectSection())
-    if not (isinstance(about, HardwareSection) and isinstance(rates, LineRateSection)):
-        return None
-    if not isinstance(sweep, SweepSection) or not (about.inside or about.part):
+    if not (about and rates and sweep and (about.inside or about.part)):
         return None
     first, *others = sections.family.documents
     return Hardware(
@@ -162,16 +156,16 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         part=about.part,
         judges_with=tuple(about.judges_with),
         extends=tuple(one.path for one in others),
-        match=sections.loose.match or {},
-        expect=expect.model_dump(exclude_none=True),
-        env=sections.loose.env or {},
-        absent=sections.loose.absent or {},
+        match=tables.match,
+        expect=tables.expect.model_dump(exclude_none=True),
+        env=tables.env,
+        absent=tables.absent,
         line_rate=_line_rate(about.inside or "", rates),
         sweep=_sweep(sweep),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
-        experts=_experts(sections.tables.get("experts")),
-        peers=_peers(sections.tables.get("peers")),
+        experts=_experts(tables.experts) if tables.experts else None,
+        peers=_peers(tables.peers) if tables.peers else None,
         path=first.path,
         sha256=sections.family.sha256,
     )
@@ -182,17 +176,12 @@ def _sweep(section: SweepSection) -> Sweep:
     return Sweep(*sizes, section.iterations, section.tail_iterations or section.iterations)
 
 
-def _peers(section: Section | None) -> Rules | None:
-    if not isinstance(section, PeersSection):
-        return None
+def _peers(section: PeersSection) -> Rules:
     alone = tuple(section.without_limit or ())
     return Rules(section.margin, section.margins, section.least, alone, section.source)
 
 
-def _experts(section: Section | None) -> Experts | None:
-    if not isinstance(section, ExpertsSection):
-        return None
-
+def _experts(section: ExpertsSection) -> Experts:
     def layer(one: LayerSection) -> tuple[int, int, int]:
         return one.tokens, one.hidden, one.top_k
 

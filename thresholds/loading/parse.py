@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from thresholds.loading.extends import Family, near
 from thresholds.loading.faults import Fault
-from thresholds.loading.schema import (
-    LOOSE,
-    REQUIRED,
-    ROWS,
-    TABLES,
-    HardwareSection,
-    Loose,
-    RowSection,
-    Section,
-)
+from thresholds.loading.schema import REQUIRED, ROWS, TABLES, RowSection, Tables
 from thresholds.selectors import Selector
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -47,23 +38,21 @@ class Sections:
     def __init__(self, path: Path, data: bytes) -> None:
         self.family = Family(data, path)
         self.faults: list[Fault] = list(self.family.faults)
-        self.tables: dict[str, Section] = {}
+        self.tables = Tables()
         self.rows: list[Placed] = []
-        self.loose = Loose()
         if self.family.documents[0].raw is None:
             return
-        for name in TABLES:
-            if self.family.has(name):
-                self._table(name)
+        found = {name: self.family.table(name) for name in TABLES if self.family.has(name)}
+        good = [self._valid(Tables, {name: table}) for name, table in found.items()]
+        given = {name: getattr(one, name) for one in good if one for name in one.model_fields_set}
+        self.tables = Tables.model_construct(**given)
         self._required()
-        self._loose()
         self.rows = _in_force([row for kind in ROWS for row in self._rows(kind)])
 
     @property
     def part(self) -> bool:
         """Whether the file is only there to be extended."""
-        about = self.tables.get("hardware")
-        return isinstance(about, HardwareSection) and about.part
+        return self.tables.hardware is not None and self.tables.hardware.part
 
     def fault(self, text: str, *path: str | int) -> None:
         """Note what is wrong at a key (or table), in the file in which it stands."""
@@ -85,17 +74,6 @@ class Sections:
             if self.family.whole and not self.family.has(name):
                 self.fault(f"section [{name}] is missing; write it")
 
-    def _table(self, name: str) -> None:
-        table = self._valid(TABLES[name], self.family.table(name), name)
-        if table is not None:
-            self.tables[name] = table
-
-    def _loose(self) -> None:
-        found = {name: self.family.table(name) for name in LOOSE if self.family.has(name)}
-        parts = [self._valid(Loose, {name: table}) for name, table in found.items()]
-        given = {name: getattr(part, name) for part in parts if part for name in part.model_fields_set}
-        self.loose = Loose.model_construct(**given)
-
     def _rows(self, kind: str) -> Iterator[Placed]:
         for index, raw in enumerate(self.family.rows(kind)):
             row = self._valid(ROWS[kind], raw, kind, index)
@@ -108,13 +86,10 @@ class Sections:
         except ValidationError as error:
             for found in error.errors(include_url=False, include_context=False):
                 keys = (*path, *(key for key in found["loc"] if key != "[key]"))
-                self._note(model, found["type"], found["msg"], keys)
+                elsewhere = found["type"] == "missing" and keys[0] in TABLES and keys[0] != "hardware"
+                if self.family.whole or not elsewhere:  # else it may stand in the file that could not be read
+                    self.fault(_sentence(model, found["type"], found["msg"], keys), *keys)
             return None
-
-    def _note(self, model: type[BaseModel], kind: str, message: str, keys: tuple[str | int, ...]) -> None:
-        unknown = kind == "missing" and keys[0] in TABLES and keys[0] != "hardware" and not self.family.whole
-        if not unknown:  # it may stand in the file that could not be read
-            self.fault(_sentence(model, kind, message, keys), *keys)
 
 
 def _in_force(rows: list[Placed]) -> list[Placed]:
@@ -160,9 +135,9 @@ def _known(model: type[BaseModel], keys: tuple[str | int, ...]) -> list[str]:
     """The keys of the table, this one or a table of it, that the last key was written in."""
     for key in keys[:-1]:
         field = model.model_fields.get(str(key))
-        inner = field.annotation if field else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
+        for inner in (field.annotation, *get_args(field.annotation)) if field else ():
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from thresholds.loading.fields import (
     Count,
@@ -194,42 +194,37 @@ class GapSection(RowSection):
     reason: Sentence
 
 
-_Env = Annotated[dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str], Field()]
+_Match = dict[str, tuple[str | int, ...]]
 
 
-class Loose(Section):
-    """The tables whose keys the file chooses: [match], [env] and [absent]."""
-
-    match: Annotated[dict[LowerName, Facts], Field(min_length=1)] | None = None
-    env: _Env | None = None
-
-    absent: (
-        dict[Annotated[str, AfterValidator(known((*PATHS, *COLLECTIVES, *ARITHMETIC)))], Sentence] | None
-    ) = None
-
-    @field_validator("match")
-    @classmethod
-    def _one_fabric(
-        cls, match: dict[str, tuple[str | int, ...]] | None
-    ) -> dict[str, tuple[str | int, ...]] | None:
-        """What the data must have crossed is held against it, so it is one word that is known."""
-        fabric = (match or {}).get("fabric", FABRICS[:1])
-        if len(fabric) != 1 or fabric[0] not in FABRICS:
-            raise ValueError(f"fabric is one of: {', '.join(FABRICS)}")
-        return match
+def _one_fabric(match: _Match) -> _Match:
+    """What the data must have crossed is held against it, so it is one word that is known."""
+    fabric = match.get("fabric", FABRICS[:1])
+    if len(fabric) != 1 or fabric[0] not in FABRICS:
+        raise ValueError(f"fabric is one of: {', '.join(FABRICS)}")
+    return match
 
 
-TABLES: dict[str, type[Section]] = {
-    "hardware": HardwareSection,
-    "expect": ExpectSection,
-    "line_rate": LineRateSection,
-    "sweep": SweepSection,
-    "experts": ExpertsSection,
-    "peers": PeersSection,
-}
+_Absent = Annotated[str, AfterValidator(known((*PATHS, *COLLECTIVES, *ARITHMETIC)))]
+
+
+class Tables(Section):
+    """The tables of a file that were found good; None, or empty, where there is none."""
+
+    hardware: HardwareSection | None = None
+    expect: ExpectSection = ExpectSection()
+    line_rate: LineRateSection | None = None
+    sweep: SweepSection | None = None
+    experts: ExpertsSection | None = None
+    peers: PeersSection | None = None
+    match: Annotated[dict[LowerName, Facts], Field(min_length=1), AfterValidator(_one_fabric)] = {}
+    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}
+    absent: dict[_Absent, Sentence] = {}
+
+
+TABLES = tuple(Tables.model_fields)
 ROWS: dict[str, type[RowSection]] = {"limit": LimitSection, "gap": GapSection}
-LOOSE = tuple(Loose.model_fields)
-SECTIONS = (*TABLES, *LOOSE, *ROWS)
+SECTIONS = (*TABLES, *ROWS)
 REQUIRED = ("hardware", "match", "line_rate", "sweep")
 
 Raw = dict[str, Any]

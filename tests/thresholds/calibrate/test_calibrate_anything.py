@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports.codec import encode
+from tests.each import each
 from tests.thresholds.calibrate.journals import Script, write_runs
 from thresholds.__main__ import main
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
@@ -30,7 +31,7 @@ ANYTHING = st.recursive(
 )
 SOUND = [json.dumps(encode(record)) for record in Script(number=4).records()]
 EXAMPLES = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -100,7 +101,7 @@ def test_a_sound_journal_with_any_values_changed(
     ends_well(runs, lines)
 
 
-@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400])
+@each("value", ["1" + "0" * 400, "-1" + "0" * 400])
 def test_a_number_that_no_float_holds_is_a_fault_with_its_line(
     tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

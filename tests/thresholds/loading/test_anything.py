@@ -12,7 +12,6 @@ from tests.thresholds.loading.test_extends import BOARD, CHILD, OWN_ROW
 from thresholds.loading.faults import Fault, HardwareFileError
 from thresholds.loading.load import load, read, shipped
 
-LINES = GOOD.splitlines()
 VALUES = st.sampled_from(
     [
         *("nan", "inf", "-1", "0", "1e400", "true", "0x" + "f" * 5000, "2026-05-01", "07:00:00", "9" * 20),
@@ -45,7 +44,9 @@ JUNK = st.one_of(
 )
 
 
-SHIPPED = {name: path.read_text(encoding="utf-8").splitlines() for name, path in shipped().items()}
+TEXTS = {"": GOOD, **{name: path.read_text(encoding="utf-8") for name, path in shipped().items()}}
+PLACE = st.floats(0, 1, exclude_max=True)
+LOSSLESS = ("utf-8", "surrogatepass")
 WORDS = st.one_of(
     st.text(max_size=12).map(lambda text: text.replace("\\", "").replace('"', "")),
     st.sampled_from(
@@ -64,6 +65,15 @@ WORDS = st.one_of(
 )
 
 
+def spoiled(text: str, share: float, line: str, instead: bool) -> bytes:
+    """The text with a line before or in place of one of its own, or with another value in that one."""
+    lines = text.splitlines()
+    number = int(share * len(lines))
+    if line and line[0] in '"[{0123456789' and "=" in lines[number]:
+        line = f"{lines[number].partition('=')[0]}= {line}"
+    return "\n".join([*lines[:number], line, *lines[number + instead :]]).encode(*LOSSLESS)
+
+
 def reads(data: bytes) -> None:
     faults: tuple[Fault, ...] = ()
     hardware = None
@@ -76,38 +86,15 @@ def reads(data: bytes) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=200))
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode(*LOSSLESS))))
 def test_any_bytes(data: bytes) -> None:
     reads(data)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.text(max_size=200))
-def test_any_text(text: str) -> None:
-    reads(text.encode("utf-8", "surrogatepass"))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, len(LINES) - 1), JUNK, st.booleans())
-def test_a_good_file_with_any_line_changed(number: int, line: str, instead: bool) -> None:
-    changed = [*LINES[:number], line, *LINES[number + instead :]]
-    reads("\n".join(changed).encode("utf-8", "surrogatepass"))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, len(LINES) - 1), VALUES)
-def test_a_good_file_with_any_value_changed(number: int, value: str) -> None:
-    key, equals, _ = LINES[number].partition(" = ")
-    reads("\n".join([*LINES[:number], f"{key}{equals}{value}", *LINES[number + 1 :]]).encode())
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(SHIPPED)), st.floats(0, 1, exclude_max=True), JUNK, st.booleans())
-def test_a_shipped_file_with_any_line_changed(name: str, share: float, line: str, instead: bool) -> None:
-    lines = SHIPPED[name]
-    number = int(share * len(lines))
-    changed = "\n".join([*lines[:number], line, *lines[number + instead :]])
-    reads(changed.encode("utf-8", "surrogatepass"))
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(TEXTS)), PLACE, st.one_of(JUNK, VALUES), st.booleans())
+def test_a_good_file_with_any_line_changed(name: str, place: float, line: str, instead: bool) -> None:
+    reads(spoiled(TEXTS[name], place, line, instead))
 
 
 def loads(path: Path) -> None:
@@ -123,31 +110,22 @@ def loads(path: Path) -> None:
         assert 1 <= fault.line <= lines, fault
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["child", "board"]),
-    st.floats(0, 1, exclude_max=True),
-    st.one_of(JUNK, VALUES),
-    st.booleans(),
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["child", "board"]), PLACE, st.one_of(JUNK, VALUES), st.booleans())
 def test_a_file_and_what_it_extends_with_any_line_changed(
     tmp_path: Path, which: str, share: float, line: str, instead: bool
 ) -> None:
     texts = {"child": CHILD + OWN_ROW, "board": BOARD}
-    lines = texts[which].splitlines()
-    number = int(share * len(lines))
-    if line and line[0] in '"[{0123456789' and "=" in lines[number]:
-        line = f"{lines[number].partition('=')[0]}= {line}"
-    texts[which] = "\n".join([*lines[:number], line, *lines[number + instead :]])
     for name, text in texts.items():
-        (tmp_path / f"{name}.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
+        data = spoiled(text, share, line, instead) if name == which else text.encode()
+        (tmp_path / f"{name}.toml").write_bytes(data)
     loads(tmp_path / "child.toml")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(WORDS)
 def test_a_file_that_extends_anything(tmp_path: Path, word: str) -> None:
     (tmp_path / "board.toml").write_text(BOARD)
-    text = CHILD.replace("./board.toml", word).encode("utf-8", "surrogatepass")
+    text = CHILD.replace("./board.toml", word).encode(*LOSSLESS)
     (tmp_path / "child.toml").write_bytes(text)
     loads(tmp_path / "child.toml")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.thresholds.files import FIRST, GOOD, changed, loaded
 from thresholds.__main__ import main
 from thresholds.loading.rules import dates
@@ -14,7 +15,7 @@ from thresholds.loading.rules import dates
 DAY = datetime.date(2026, 5, 1)  # of both rows
 
 
-@pytest.mark.parametrize(
+@each(
     ("today", "words"),
     [
         (DAY, ""),

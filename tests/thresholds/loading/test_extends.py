@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from fixtures.run.options import hardware_files
+from tests.each import each
+from tests.thresholds.files import recognise
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, load_whole, shipped
-from thresholds.match import RecogniseError, recognise
+from thresholds.match import RecogniseError
 
 BOARD = """\
 [hardware]
@@ -169,7 +171,7 @@ def test_the_digest_is_over_all_files(tmp_path: Path) -> None:
     assert load(written(tmp_path, board=BOARD + "# changed\n")).sha256 != first
 
 
-@pytest.mark.parametrize("word", ["./child.toml", "child.toml", "../{folder}/child.toml", "./other.toml"])
+@each("word", ["./child.toml", "child.toml", "../{folder}/child.toml", "./other.toml"])
 def test_a_circle_is_refused(tmp_path: Path, word: str) -> None:
     child = CHILD.replace("./board.toml", word.format(folder=tmp_path.name))
     found = faults(written(tmp_path, child, other=CHILD.replace("./board.toml", "./child.toml")))
@@ -177,7 +179,7 @@ def test_a_circle_is_refused(tmp_path: Path, word: str) -> None:
     assert any(fault.startswith(f"{line}.toml:4: extends = ") and "circle" in fault for fault in found), found
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "words"),
     [
         ("./gone.toml", "No such file"),
@@ -245,7 +247,7 @@ def test_a_part_is_linted_as_a_part(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "words"),
     [
         ("min_of_bound = 0.7", "min = 451.0", f"board.toml:{INSIDE}: min = 451 GB/s is above 450 GB/s"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.thresholds.files import FIRST, GAP, GOOD, SECOND, changed, faults, loaded
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, resolve, shipped
@@ -39,7 +40,7 @@ def test_rows_know_their_place_and_source() -> None:
     assert second.metrics == ("latency", "latency_p99")
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "line", "words"),
     [
         # schema
@@ -164,7 +165,7 @@ def test_all_faults_are_named_at_once() -> None:
     assert {16, 24, 36, 43} <= set(lines)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "line", "words"),
     [
         ("[hardware\n", 1, "not TOML"),
