@@ -77,6 +77,7 @@ def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) 
     assert done.status == 1, done.output
     (file,) = set(hardware(done).values())
     assert file.startswith("h100-sxm5"), done.output
+    assert (done.report / "results.jsonl").read_text().count('"gpu_nic_distance"') >= len(FAULTS)
     found = done.inventory()
     assert len(found) == len(FAULTS) * len(SUBJECTS)
     for (node, subject), check in found.items():
