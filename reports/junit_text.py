@@ -83,15 +83,12 @@ def repeated(repeat: Repeat) -> str:
 
 def line(judgement: Judgement) -> str:
     """`fail: busbw at 1 GiB: 310.2 GB/s, limit >= 340 GB/s (source)`."""
-    where = f" at {size(int(judgement.case['size']))}" if _has_size(judgement) else ""
+    size_bytes = judgement.case.get("size")
+    where = f" at {size(size_bytes)}" if isinstance(size_bytes, int) else ""
     source = f" ({judgement.source})" if judgement.source else ""
     limit = f", limit {judgement.limit}" if judgement.limit else ""
     measured = quantity(judgement.value, judgement.unit) or "no value"
     return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{limit}{source}"
-
-
-def _has_size(judgement: Judgement) -> bool:
-    return isinstance(judgement.case.get("size"), int)
 
 
 def output(check: CheckRecord, report_dir: Path) -> str:

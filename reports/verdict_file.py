@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports.audit import head
-from reports.decision import Blamed, NodeVerdict, RunVerdict, Standing, exit_status
+from reports.decision import NodeVerdict, RunVerdict, Standing, exit_status
 from reports.record import EndRecord, JobRecord, Outcome, Record
 from reports.text import scrub, write_file
 
@@ -30,8 +30,11 @@ def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object
         "workload": verdict.workload,
         "hardware": verdict.hardware,
         "nodes": [_node(node) for node in verdict.nodes],
-        "counts": {"nodes": _node_counts(verdict), "checks": check_counts(verdict)},
-        "blame": [_blame(entry) for entry in verdict.blame],
+        "counts": {
+            "nodes": {standing.value: len(verdict.standing(standing)) for standing in Standing},
+            "checks": check_counts(verdict),
+        },
+        "blame": [{"check": one.check, **dataclasses.asdict(one.blame)} for one in verdict.blame],
         "not_reported": [dataclasses.asdict(entry) for entry in verdict.not_reported],
         "faults": [dataclasses.asdict(fault) for fault in verdict.faults],
         "waits": waits(records),
@@ -87,11 +90,3 @@ def _node(node: NodeVerdict) -> dict[str, object]:
         "checks": node.checks,
         "hosts_line": node.host_line,
     }
-
-
-def _node_counts(verdict: RunVerdict) -> dict[str, int]:
-    return {standing.value: len(verdict.standing(standing)) for standing in Standing}
-
-
-def _blame(entry: Blamed) -> dict[str, object]:
-    return {"check": entry.check, **dataclasses.asdict(entry.blame)}

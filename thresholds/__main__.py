@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("file", help="a shipped name, or a path")
     explain.add_argument("metric", choices=sorted(METRICS))
     explain.add_argument("case", nargs="*", type=_pair, metavar="key=value", help="such as size=8GiB nodes=2")
-    explain.set_defaults(run=_explained)
+    explain.set_defaults(run=_explain)
     _add_calibrate(commands)
     compare = _described(commands, "diff", "compare two hardware files, or one with a run", _DIFF)
     compare.add_argument("first", metavar="A", help="a hardware file: a shipped name, or a path")
@@ -193,11 +193,8 @@ def _diff(options: argparse.Namespace) -> int:
     return int(found.differs)
 
 
-def _explained(options: argparse.Namespace) -> int:
-    return _explain(load(resolve(options.file)), options.metric, dict(options.case))
-
-
-def _explain(hardware: Hardware, metric: str, case: Case) -> int:
+def _explain(options: argparse.Namespace) -> int:
+    hardware, metric, case = load(resolve(options.file)), options.metric, dict(options.case)
     if reason := absent(hardware, case):
         return _say(sys.stdout.write, f"n/a: {reason}")
     try:

@@ -89,14 +89,9 @@ def busbw_factor(collective: str, ranks: int) -> float:
     return COLLECTIVES[collective].busbw_factor(ranks)
 
 
-def algbw(size_bytes: int, seconds: float) -> float:
-    """Size over time, GB/s."""
-    return size_bytes / seconds / 1e9
-
-
 def busbw(collective: str, ranks: int, size_bytes: int, seconds: float) -> float:
     """algbw times the collective's factor, GB/s."""
-    return algbw(size_bytes, seconds) * busbw_factor(collective, ranks)
+    return size_bytes / seconds / 1e9 * busbw_factor(collective, ranks)
 
 
 def at_least(count: int, samples: int, rate: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -134,16 +135,15 @@ class Page:
     jobs: tuple[JobRecord, ...]
     anchors: Mapping[str, str]  # check id -> id of its element in the page
 
-    def of(self, standing: Standing) -> tuple[NodeVerdict, ...]:
-        """The nodes that have this standing."""
-        return self.verdict.standing(standing)
-
 
 def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
     """The page of a run."""
     sources: dict[str, int] = {}
     reported = (record for record in records if isinstance(record, CheckRecord))
-    checks = [_check(index, record, sources) for index, record in enumerate(reported, start=1)]
+    checks = [
+        Check(f"check-{index}", record, tuple(_row(judgement, sources) for judgement in record.judgements))
+        for index, record in enumerate(reported, start=1)
+    ]
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
     nodes = {record.name: record for record in records if isinstance(record, NodeRecord)}
     return Page(
@@ -173,11 +173,6 @@ def _answers(verdict: RunVerdict) -> tuple[Answer, ...]:
     )
 
 
-def _check(index: int, record: CheckRecord, sources: dict[str, int]) -> Check:
-    rows = tuple(_row(judgement, sources) for judgement in record.judgements)
-    return Check(f"check-{index}", record, rows)
-
-
 def _row(judgement: Judgement, sources: dict[str, int]) -> Row:
     source = sources.setdefault(judgement.source, len(sources) + 1) if judgement.source else 0
     size = judgement.case.get("size")
@@ -205,7 +200,8 @@ def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Ga
     groups: dict[str, list[tuple[str, str]]] = {}
     for entry in verdict.not_reported:
         for node in entry.nodes or ("",):
-            groups.setdefault(_why_silent(nodes.get(node)), []).append((entry.check, node))
+            left = nodes[node].sentence if node in nodes and nodes[node].state != READY else ""
+            groups.setdefault(left or "planned, never reported", []).append((entry.check, node))
     order = [node.node for node in verdict.nodes]
     return [
         Gap(
@@ -215,12 +211,6 @@ def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Ga
         )
         for why, silent in groups.items()
     ]
-
-
-def _why_silent(node: NodeRecord | None) -> str:
-    if node is None or node.state == READY:
-        return "planned, never reported"
-    return node.sentence
 
 
 def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
@@ -243,12 +233,9 @@ def _troubles(checks: Sequence[Check]) -> tuple[Trouble, ...]:
     for outcome in (*_TROUBLE, Outcome.PASS, Outcome.NOT_APPLICABLE):
         for check in checks:
             if check.explained and check.record.outcome is outcome:
-                groups.setdefault((outcome, _reason(check.record), check.record.nodes), []).append(check)
+                reason = check.record.reason or "; ".join(blame.sentence for blame in check.record.blame)
+                groups.setdefault((outcome, reason, check.record.nodes), []).append(check)
     return tuple(Trouble(outcome, reason, tuple(same)) for (outcome, reason, _), same in groups.items())
-
-
-def _reason(record: CheckRecord) -> str:
-    return record.reason or "; ".join(blame.sentence for blame in record.blame)
 
 
 def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
@@ -259,15 +246,11 @@ def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
         Suite(
             name=name,
             checks=tuple(sorted(same, key=lambda check: check.record.outcome not in _TROUBLE)),
-            counts={outcome: _count(same, outcome) for outcome in Outcome},
+            counts=Counter(check.record.outcome for check in same),
         )
         for name, same in sorted(groups.items())
     ]
     return tuple(sorted(suites, key=lambda suite: not suite.troubled))
-
-
-def _count(checks: Sequence[Check], outcome: Outcome) -> int:
-    return sum(check.record.outcome is outcome for check in checks)
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,9 @@ def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
         if curve is not None:
             key = (_word(check, "collective"), _word(check, "path"), _word(check, "dtype"))
             groups.setdefault(key, []).append(curve)
-    ordered = sorted(groups.items(), key=lambda item: (not _has_trouble(item[1]), item[0]))
+    green = {key: all(one.outcome is Outcome.PASS for one in curves) for key, curves in groups.items()}
+    ordered = sorted(groups.items(), key=lambda item: (green[item[0]], item[0]))
     return [_picture(key, curves, report_dir) for key, curves in ordered]
-
-
-def _has_trouble(curves: Sequence[Curve]) -> bool:
-    return any(curve.outcome is not Outcome.PASS for curve in curves)
 
 
 def _word(check: CheckRecord, name: str) -> str:

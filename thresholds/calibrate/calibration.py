@@ -60,25 +60,27 @@ def calibrate(words: Sequence[str], asked: Asked) -> Calibration:
     """Make a hardware file of these runs; `Refused` with every reason when they make none."""
     runs = [calibrate_runs.read(word) for word in words]
     reasons = [fault for run in runs for fault in run.faults]
-    figures = _wanted(runs, asked.like)
+    like = asked.like
+    measured = [figure for run in runs for figure in run.figures]
+    figures = [one for one in measured if like is None or absent(like, one.case) is None]
     if not figures:
         raise Refused([*reasons, "no figure was measured, so that there is nothing to make a limit of"])
     if not all(run.id for run in runs):
         raise Refused(reasons)
     reasons += agree.disagreements(runs)
-    if asked.like:
-        reasons += agree.unlike(runs, figures, asked.like)
+    if like:
+        reasons += agree.unlike(runs, figures, like)
     day = agree.day_of(runs)
     if day is None:
         reasons.append("the runs do not say when they began")
     tables = _tables(runs, figures, asked)
-    rates = asked.like.line_rate if asked.like else calibrate_tables.rates(tables["line_rate"])
-    gathered, faults = shared(figures, rates, HINT_LIKE if asked.like else HINT)
+    rates = like.line_rate if like else calibrate_tables.rates(tables["line_rate"])
+    gathered, faults = shared(figures, rates, HINT_LIKE if like else HINT)
     sifted = sift(gathered)
     reasons += [*faults, *sifted.faults, *agree.too_little(runs, sifted)]
     day = day or datetime.date.min
     made = rows(sifted.figures, gathered, About(agree.origin(runs, sifted), day, asked.most))
-    reasons += [*made.reasons(), *(below(sifted.figures, asked.like) if asked.like else ())]
+    reasons += [*made.reasons(), *(below(sifted.figures, like) if like else ())]
     if reasons:
         raise Refused([*reasons, *_left_out(sifted)])
     notes = (*_notes(runs, sifted, asked), *made.notes)
@@ -98,12 +100,6 @@ def _checked(text: str, notes: tuple[str, ...], made: Sequence[Made]) -> Calibra
         raise Refused(f"the file would not be good: {fault.text}" for fault in error.faults) from error
     gaps = sum(row.value is None for row in made)
     return Calibration(text, notes, len(made) - gaps, gaps)
-
-
-def _wanted(runs: Sequence[Run], like: Hardware | None) -> list[Figure]:
-    """All figures but those of what a file declares absent."""
-    figures = [figure for run in runs for figure in run.figures]
-    return [one for one in figures if like is None or absent(like, one.case) is None]
 
 
 # what is said beside the rows

@@ -53,45 +53,39 @@ class Run:
     """One journal. `said` is what its nodes are, `versions` what ran on them, `sizes` the sweep in bytes."""
 
     path: Path
-    id: str
-    started: str
-    workload: str
-    hardware: str
-    selection: str
-    said: Mapping[str, Mapping[str, str | int]]
-    versions: Mapping[str, frozenset[str]]
-    figures: tuple[Figure, ...]
-    sizes: frozenset[int]
-    faults: tuple[str, ...] = field(default=())
-
-
-def journal_of(word: str) -> Path:
-    """The journal that a report directory, or the path of a journal, stands for."""
-    path = Path(word)
-    return path / JOURNAL if path.is_dir() else path
+    id: str = ""
+    started: str = ""
+    workload: str = ""
+    hardware: str = ""
+    selection: str = ""
+    said: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
+    sizes: frozenset[int] = frozenset()
+    faults: tuple[str, ...] = ()
 
 
 def read(word: str) -> Run:
-    """Read a run with every fault of it; of a journal that cannot be read only the faults are there."""
+    """Read a run, of which `word` is the report directory or the journal, with every fault of it.
+
+    Of a journal that cannot be read only the faults are there.
+    """
+    path = Path(word)
     try:
-        path = journal_of(word)
+        path = path / JOURNAL if path.is_dir() else path
         found = scan(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return _empty(Path(word), f"{word}: no journal can be read: {reason}")
+        return Run(Path(word), faults=(f"{word}: no journal can be read: {reason}",))
     if found.faults:
-        return _empty(path, *(f"{path}, {fault}" for fault in found.faults[:MOST_SHOWN]))
+        return Run(path, faults=tuple(f"{path}, {fault}" for fault in found.faults[:MOST_SHOWN]))
     return _run(path, found.records)
-
-
-def _empty(path: Path, *faults: str) -> Run:
-    return Run(path, "", "", "", "", "", {}, {}, (), frozenset(), faults)
 
 
 def _run(path: Path, records: Sequence[Record]) -> Run:
     first = head(records)
     if first is None:
-        return _empty(path, f"{path}: the journal is empty")
+        return Run(path, faults=(f"{path}: the journal is empty",))
     checks = [record for record in records if isinstance(record, CheckRecord)]
     nodes = [record for record in records if isinstance(record, NodeRecord)]
     said = {node.name: _identity(node.facts) for node in nodes}

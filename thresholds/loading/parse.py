@@ -122,7 +122,7 @@ def _keys(row: Placed) -> list[tuple[object, ...]]:
 
 
 def _sentence(model: type[BaseModel], kind: str, message: str, keys: tuple[str | int, ...]) -> str:
-    where = _dotted(keys)
+    where = ".".join(key for key in keys if isinstance(key, str)) or "the file"
     if kind == "extra_forbidden":
         return f"unknown key {where}{near(str(keys[-1]), _known(model, keys))}"
     if kind in ("model_type", "dict_type"):
@@ -139,7 +139,3 @@ def _known(model: type[BaseModel], keys: tuple[str | int, ...]) -> list[str]:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 model = inner
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _dotted(keys: tuple[str | int, ...]) -> str:
-    return ".".join(str(key) for key in keys if isinstance(key, str)) or "the file"
