@@ -21,7 +21,7 @@ TOGETHER = (
     # before anything is measured
     (
         *("rails-swapped", "nic-missing", "storage-silent", "torch-missing", "shell-noisy"),
-        *("off", "host-key-changed", "key-refused", "tmp-small", "held"),
+        *("off", "host-key-changed", "key-refused", "python-missing", "tmp-small", "held"),
     ),
     # at work
     ("link-slow", "wrong-results", "cable-pulled", "power-off"),

@@ -104,7 +104,8 @@ RUN = (
         *("run-interrupted", 30, "the run is stopped by SIGTERM"),
         replace(nobody(2, words=("SIGTERM",)), junit=("SIGTERM",)),
         during=_ended_by(signal.SIGTERM),
-        faulty=4,
+        nodes=2,
+        faulty=2,
     ),
     Row(
         *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT"),
@@ -116,7 +117,8 @@ RUN = (
     Row(
         *("run-killed", 30, "the run is killed", nobody(-signal.SIGKILL, standings=("missing", "unproven"))),
         during=_ended_by(signal.SIGKILL),
-        faulty=4,
+        nodes=2,
+        faulty=2,
     ),
     Row(
         *("janitor-killed", 30, "what cleans a node is killed", LOST_OF_TWO),
