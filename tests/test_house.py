@@ -47,42 +47,30 @@ def test_imports_run_one_way() -> None:
     holds(imports.violations(ROOT, table.ROOMS))
 
 
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        pytest.param("suites/zero/steps.py", "from fixtures import job", id="steps-job"),
-        pytest.param("suites/zero/steps.py", "import numpy", id="steps-numpy"),
-        pytest.param("suites/zero/test_a.py", "import torch", id="suites-torch"),
-        pytest.param("suites/zero/test_a.py", "from reports import render", id="suites-render"),
-        pytest.param(
-            "fixtures/ranks/worker.py", "from fixtures.cluster.measurement import World", id="remote-measure"
-        ),
-        pytest.param("fixtures/ranks/worker.py", "from .. import measure", id="remote-relative"),
-        pytest.param(
-            "fixtures/transport/hosts.py", "import thresholds.loading.schema", id="library-thresholds"
-        ),
-        pytest.param(
-            "fixtures/transport/hosts.py", "def f():\n    import suites.zero.steps", id="library-suites"
-        ),
-        pytest.param("fixtures/transport/hosts.py", "from reports.junit import write", id="library-junit"),
-        pytest.param("thresholds/lookup.py", "import pytest", id="thresholds-pytest"),
-        pytest.param("thresholds/lookup.py", "from fixtures import measure", id="thresholds-fixtures"),
-        pytest.param("reports/junit.py", "from thresholds.lookup import x", id="reports-thresholds"),
-        pytest.param("reports/junit.py", "import paramiko", id="reports-paramiko"),
-        pytest.param("tests/test_a.py", "import requests", id="tests-undeclared"),
-        pytest.param("tests/reports/test_a.py", "import requests", id="tests-mirror"),
-    ],
-)
-def test_an_import_against_the_rule_is_found(plant: Plant, file: str, line: str) -> None:
-    root = plant(
-        {
-            file: line,
-            "fixtures/cluster/measurement.py": "",
-            "fixtures/cluster/job.py": "",
-            "reports/render.py": "",
-        }
+# By file: imports that its room does not allow, one in every line.
+FORBIDDEN = {
+    "suites/zero/steps.py": ("from fixtures import job", "import numpy"),
+    "suites/zero/test_a.py": ("import torch", "from reports import render"),
+    "fixtures/ranks/worker.py": ("from fixtures.cluster.measurement import World", "from .. import measure"),
+    "fixtures/transport/hosts.py": (
+        "import thresholds.loading.schema",
+        "if hosts: import suites.zero.steps",
+        "from reports.junit import write",
+    ),
+    "thresholds/lookup.py": ("import pytest", "from fixtures import measure"),
+    "reports/junit.py": ("from thresholds.lookup import x", "import paramiko"),
+    "tests/test_a.py": ("import requests",),
+    "tests/reports/test_a.py": ("import requests",),
+}
+
+
+def test_every_import_against_the_rule_is_found(plant: Plant) -> None:
+    there = dict.fromkeys(
+        ("fixtures/cluster/measurement.py", "fixtures/cluster/job.py", "reports/render.py"), ""
     )
-    assert [fault for fault in imports.violations(root, table.ROOMS) if fault.startswith(f"{file}:")]
+    root = plant({**there, **{file: "\n".join(lines) for file, lines in FORBIDDEN.items()}})
+    found = {":".join(fault.split(":")[:2]) for fault in imports.violations(root, table.ROOMS)}
+    assert found >= {f"{file}:{1 + at}" for file, lines in FORBIDDEN.items() for at in range(len(lines))}
 
 
 def test_a_module_outside_the_table_and_a_row_without_files_are_found(plant: Plant) -> None:
@@ -107,35 +95,42 @@ def test_the_conftest_is_a_few_lines() -> None:
 # -- habits ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("habit", table.HABITS, ids=lambda habit: habit.name.replace(" ", "-"))
-def test_the_house_does_without(habit: habits.Habit) -> None:
-    holds(habits.violations(ROOT, habit))
+def test_the_house_does_without_its_bad_habits() -> None:
+    holds(fault for habit in table.HABITS for fault in habits.violations(ROOT, habit))
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("sleep", "import time\ntime.sleep(1)"),
-        ("sleep", "from time import sleep as doze"),
-        ("shell", "import subprocess\nsubprocess.run('ls', shell=True)"),
-        ("shell", "import subprocess\nsubprocess.run('ls', shell=bool(1))"),
-        ("shell", "import os\nos.system('ls')"),
-        ("broad", "try:\n    pass\nexcept:\n    pass"),
-        ("broad", "try:\n    pass\nexcept (OSError, Exception):\n    pass"),
-        ("print", "print('hello')"),
-        ("skip", "import pytest\npytest.skip('later')"),
-        ("skip", "import pytest\n@pytest.mark.xfail\ndef test(): ..."),
-        ("skip", "from pytest import importorskip"),
-        ("evaluation", "eval('1')"),
-    ],
-)
-def test_a_habit_is_found(plant: Plant, name: str, line: str) -> None:
+# By a word of the habit's name: what it is met as.
+MET = {
+    "sleep": ("import time\ntime.sleep(1)", "from time import sleep as doze"),
+    "shell": (
+        "import subprocess\nsubprocess.run('ls', shell=True)",
+        "import subprocess\nsubprocess.run('ls', shell=bool(1))",
+        "import os\nos.system('ls')",
+    ),
+    "broad": (
+        "try:\n    pass\nexcept:\n    pass",
+        "try:\n    pass\nexcept (OSError, Exception):\n    pass",
+    ),
+    "print": ("print('hello')",),
+    "skip": (
+        "import pytest\npytest.skip('later')",
+        "import pytest\n@pytest.mark.xfail\ndef test(): ...",
+        "from pytest import importorskip",
+    ),
+    "evaluation": ("eval('1')",),
+}
+
+
+def test_every_habit_is_found_in_all_that_it_is_met_as(plant: Plant) -> None:
     good = "import subprocess\ntry:\n    subprocess.run(['ls'])\nexcept BaseException:\n    raise\n"
-    root = plant({"fixtures/bad.py": line, "fixtures/good.py": good})
-    (habit,) = (habit for habit in table.HABITS if name in habit.name)
-    found = [fault for fault in habits.violations(root, habit) if "is excepted from" not in fault]
-    assert len(found) == 1
-    assert found[0].startswith("fixtures/bad.py:")
+    bad = {f"fixtures/{name}{at}.py": text for name, texts in MET.items() for at, text in enumerate(texts)}
+    root = plant({"fixtures/good.py": good, **bad})
+    for name, texts in MET.items():
+        (habit,) = (habit for habit in table.HABITS if name in habit.name)
+        found = [fault for fault in habits.violations(root, habit) if "is excepted from" not in fault]
+        assert [fault.split(":")[0] for fault in found] == [
+            f"fixtures/{name}{at}.py" for at in range(len(texts))
+        ]
 
 
 def test_an_exception_that_nobody_needs_is_found(plant: Plant) -> None:
@@ -174,24 +169,23 @@ def test_remote_code_is_python_3_10() -> None:
     holds(remote.too_new(ROOT))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import tomllib",
-        "from typing import Self",
-        "import typing\nx: typing.Never",
-        "from datetime import UTC",
-        "raise ExceptionGroup('a', [])",
-        "ValueError('a').add_note('b')",
-        "try:\n    pass\nexcept* OSError:\n    pass",
-    ],
+NEWER = (
+    "import tomllib",
+    "from typing import Self",
+    "import typing\nx: typing.Never",
+    "from datetime import UTC",
+    "raise ExceptionGroup('a', [])",
+    "ValueError('a').add_note('b')",
+    "try:\n    pass\nexcept* OSError:\n    pass",
 )
-def test_newer_python_is_found_in_remote_code(plant: Plant, line: str) -> None:
-    root = plant(
-        {"fixtures/node/a.py": line, "suites/zero/steps.py": line, "fixtures/transport/local.py": line}
-    )
-    found = list(remote.too_new(root))
-    assert {fault.split(":")[0] for fault in found} == {"fixtures/node/a.py", "suites/zero/steps.py"}
+
+
+def test_newer_python_is_found_in_remote_code(plant: Plant) -> None:
+    texts = {f"a{at}": text for at, text in enumerate(NEWER)}
+    sent = {f"fixtures/node/{name}.py": text for name, text in texts.items()}
+    sent.update({f"suites/{name}/steps.py": text for name, text in texts.items()})
+    root = plant({**sent, **{f"fixtures/transport/{name}.py": text for name, text in texts.items()}})
+    assert {fault.split(":")[0] for fault in remote.too_new(root)} == sent.keys()
 
 
 def test_every_step_is_documented_registered_and_used() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.faults.rows.row import Expect, Names
 from tests.faults.runs import Finished
@@ -56,6 +56,21 @@ def judge(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Said
         if node not in drawn and standing not in expect.healthy:
             wrong.append(f"{node} has no fault and is {standing}: {said.reasons.get(node, '')}")
     return Judged(not missed, strangers, tuple(wrong))
+
+
+def judge_each(expected: Mapping[str, Expect], nodes: Sequence[str], said: Said) -> Iterator[str]:
+    """Hold what a run said of several faults, each on a node of its own, against what it must say of each."""
+    for node, expect in expected.items():
+        others = expected.keys() - {node}
+        own = replace(
+            said,
+            standing={name: word for name, word in said.standing.items() if name not in others},
+            reasons={name: why for name, why in said.reasons.items() if name not in others},
+            blame=tuple(one for one in said.blame if not one[1] or set(one[1]) - others),
+        )
+        # Of the other faults nothing is known here; one of them at least rejects a node.
+        whole = replace(expect, status=(1,), healthy=(*expect.healthy, "missing"))
+        yield from (f"{node}: {wrong}" for wrong in judge(whole, (node,), nodes, own).wrong)
 
 
 def _missed(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Said) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,8 +121,8 @@ def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) ->
 
 
 def left_on(lab: Lab, node: str) -> list[str]:
-    """What of ours is on a node."""
-    done = lab.on(node, [sys.executable, "-c", LEFT])
+    """What of ours is on a node, by a Python that is there also where that of the suite is gone."""
+    done = lab.on(node, [os.path.realpath(sys.executable), "-c", LEFT])
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
 

@@ -17,9 +17,9 @@ import pytest
 from fixtures.run.provenance import ROOT
 from tests.faults.results import Result, Results, table
 from tests.faults.rows import catalogue
-from tests.faults.rows.catalogue import CANNOT, CATALOGUE, ROWS, USUAL
+from tests.faults.rows.catalogue import CANNOT, CATALOGUE, ROWS, TOGETHER, USUAL
 from tests.faults.rows.row import Row
-from tests.faults.trial import Campaign, draw
+from tests.faults.trial import Campaign, draw, together
 
 NODES = ("n01", "n02", "n03", "n04")
 
@@ -44,6 +44,16 @@ def test_the_fault_is_found_and_blamed(row: Row, repeat: int, campaign: Campaign
     assert not result.wrong, str(result)
 
 
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab")
+@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
+def test_faults_of_several_nodes_are_found_each_on_its_own(
+    names: tuple[str, ...], campaign: Campaign, tmp_path: Path
+) -> None:
+    rows = {row.name: row for row in ROWS}
+    assert together([rows[name] for name in names], 2, campaign.seed, tmp_path) == []
+
+
 # the rows
 
 
@@ -51,7 +61,7 @@ def test_rows_have_names_of_their_own_and_places_in_the_catalogue() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS) == 91
     assert len({row.fault for row in ROWS}) == len(ROWS)
     assert {*(row.catalogue for row in ROWS), *(one.catalogue for one in CANNOT)} == set(CATALOGUE)
-    assert {row.name for row in ROWS} >= USUAL
+    assert {row.name for row in ROWS} >= USUAL.union(*TOGETHER)
 
 
 def test_no_row_selects_tests() -> None:

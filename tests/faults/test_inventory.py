@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import pytest
 
 from fixtures.blame.selfcheck.site import ENVIRONMENT
 from fixtures.check.inventory.table import SUBJECTS
-from fixtures.run.provenance import ROOT
-from tests.faults.rows.catalogue import USUAL
 from tests.faults.runs import Finished, accept, clean
 from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
 # By node: what is wrong with it, the subjects that fail, and the words of each.
@@ -67,8 +66,6 @@ def hardware(done: Finished) -> dict[str, str]:
     return {record["name"]: record["hardware"] for record in records if record["type"] == "node"}
 
 
-@pytest.mark.lab
-@pytest.mark.usefixtures("require_lab")
 def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) -> None:
     with Lab.up(nodes=len(FAULTS), slots=8) as lab:
         dress(lab, tmp_path, **{node: faults for node, (faults, _) in FAULTS.items()})
@@ -88,8 +85,6 @@ def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) 
     assert sorted(done.listed("rejected")) == [node for node, (faults, _) in FAULTS.items() if faults]
 
 
-@pytest.mark.lab
-@pytest.mark.usefixtures("require_lab")
 def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start(tmp_path: Path) -> None:
     """Beside one that can start some: without any the suite cannot test itself, and rejects nobody."""
     with Lab.up(nodes=2, slots=8) as lab:
@@ -112,8 +107,6 @@ def found_at(done: Finished, subject: str) -> str:
     return str(done.inventory()["n01", subject]["outcome"])
 
 
-@pytest.mark.lab
-@pytest.mark.usefixtures("require_lab")
 def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path) -> None:
     with Lab.up(nodes=2, rate="200mbit") as lab:
         done = accept(lab, tmp_path, *INVENTORY, "--hardware", "lab-200mbit")
@@ -134,64 +127,3 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
     jobs = [record for record in records if record["type"] == "job"]
     # no rank was needed for any of it: the suite has tested itself, and that is all
     assert all(ENVIRONMENT.items() <= job["environment"].items() for job in jobs)
-
-
-# Faults of a node that its inventory can see, and the test in which each is caught.
-UNIT, RULES, PEERS, PORTS = (
-    f"tests/fixtures/check/inventory/test_{name}.py" for name in ("inventory", "rules", "peers", "ports")
-)
-ROWS = "tests/faults/test_catalogue.py"
-BEFORE = "tests/fixtures/cluster/test_preflight.py"
-CAUGHT: dict[str, tuple[str, str]] = {
-    "a NIC is missing": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
-    "a port is down, or slower": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
-    "ports of management are not counted": (
-        PORTS,
-        "test_ports_of_another_kind_and_slower_ones_are_not_the_fabrics",
-    ),
-    "rails are swapped": (ROWS, "rails-swapped"),
-    "storage does not answer": (ROWS, "storage-silent"),
-    "a NIC is nearest to another GPU": (
-        "tests/fixtures/check/inventory/test_rails.py",
-        "test_a_nic_that_is_nearest_to_another_gpu_is_found",
-    ),
-    "GPUDirect is off": (PEERS, "test_the_node_that_differs_from_the_majority_is_named_with_the_difference"),
-    "NCCL's variables in a profile": (
-        PEERS,
-        "test_an_environment_that_one_node_has_from_its_profile_is_found",
-    ),
-    "an NVLink is down": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
-    "fabric manager or an NVSwitch is down": (
-        PEERS,
-        "test_the_node_that_differs_from_the_majority_is_named_with_the_difference",
-    ),
-    "PCIe generation or width": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
-    "ACS, IOMMU, governor, hugepages, memlock, /dev/shm": (
-        RULES,
-        "test_a_limit_that_is_met_passes_one_that_is_not_does_not_and_the_unknown_is_unchecked",
-    ),
-    "driver, NCCL, PyTorch, OFED, kernel, firmware, VBIOS": (
-        PEERS,
-        "test_every_fact_that_is_compared_names_the_node_that_differs",
-    ),
-    "MTU of one node": (PEERS, "test_the_network_device_with_the_address_is_compared"),
-    "the clock": (PORTS, "test_a_clock_that_is_off_is_named_when_another_agrees_with_ours"),
-    "no room in /dev/shm or the run directory": (BEFORE, "test_one_thing_wrong_is_one_finding"),
-    "somebody else on the GPUs": (BEFORE, "test_strangers_on_a_gpu_are_named"),
-    "an ECC error": (__file__, "test_each_fault_of_recorded_h100_nodes_is_found_on_its_node"),
-    "remapped rows": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
-    "an Xid": (PORTS, "test_each_gpu_is_named_with_its_own_xids"),
-    "held down by heat or power": (UNIT, "test_a_fault_is_found_in_its_subject_on_its_node_and_nowhere_else"),
-    "a GPU is missing": (
-        __file__,
-        "test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", CAUGHT)
-def test_every_fault_that_an_inventory_can_see_is_caught_in_a_test(fault: str) -> None:
-    file, name = CAUGHT[fault]
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    assert name in (USUAL if file == ROWS else tests)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.judging import Judged, Said, judge
+from tests.faults.judging import Judged, Said, judge, judge_each
 from tests.faults.rows.row import Expect, Names, between, harmless, rejected, unproven
 
 NODES = ("n01", "n02", "n03", "n04")
@@ -83,6 +83,20 @@ def test_each_of_two_culprits_must_be_named() -> None:
     one = held(rejected("nic"), said(standing, NIC), "n02", "n03")
     assert one.wrong == ("nobody names n03",)
     assert not held(rejected("nic"), said(standing, NIC, ("nic", ("n03",), "")), "n03", "n02").wrong
+
+
+def test_of_several_faults_each_is_held_against_what_is_said_of_its_own_node() -> None:
+    expected = {"n02": rejected("nic", words=("when it sends",)), "n03": unproven("lost"), "n04": harmless()}
+    standing, lost = {"n02": "rejected", "n03": "unproven"}, ("lost", ("n03",), "it broke")
+    assert list(judge_each(expected, NODES, said(standing, NIC, lost))) == []
+    both = ("nic", ("n03",), "n03's link is slow when it sends")
+    wrong = list(judge_each(expected, NODES, said({**standing, "n04": "rejected"}, both, lost)))
+    assert "n02: nothing says 'when it sends'" in wrong
+    assert "n02: nobody names n02" in wrong
+    assert "n03: somebody is blamed for nic" in wrong
+    assert "n04: n04 is rejected, not accepted" in wrong
+    stranger = said(standing, NIC, lost, ("path", ("n01", "n02"), ""))
+    assert any("n01 named without a fault" in line for line in judge_each(expected, NODES, stranger))
 
 
 def test_a_direction_has_an_order_and_a_path_has_none() -> None:

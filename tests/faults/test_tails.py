@@ -122,6 +122,7 @@ def all_reduce(done: Finished) -> dict[str, Any]:
     return check
 
 
+@pytest.mark.long
 def test_a_link_that_is_slow_now_and_then_passes_the_median_and_fails_the_tail(tmp_path: Path) -> None:
     with Lab.up(nodes=2, rate="200mbit") as lab, now_and_then(lab, "n02", "100mbit"):
         check = all_reduce(run(lab, tmp_path, TAIL))

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fixtures.node.processes import wait_until
-from tests.faults.judging import Judged, judge, read
+from tests.faults.judging import Judged, judge, judge_each, read
 from tests.faults.results import Key, Result, Results
+from tests.faults.rows.planting import at_work
 from tests.faults.rows.row import RATE, Row, Scene
 from tests.faults.runs import Finished, Running, left_on
 from tests.lab import Lab, LabError
@@ -91,24 +92,64 @@ def run(trial: Trial, place: Path) -> Result:
     return Result(*trial.key, drawn, seconds, judged.noticed, judged.misnamed, judged.wrong, report)
 
 
+def together(rows: Sequence[Row], healthy: int, seed: int, place: Path) -> list[str]:
+    """Plant the faults of several rows in one lab, each on a node of its own, and say what is wrong then.
+
+    The first row says what the user types.
+    """
+    with Lab.up(len(rows) + healthy, RATE) as lab:
+        drawn = draw(lab.nodes, len(rows), seed, rows[0].name, 0)
+        scenes = [Scene(lab, (node,), place / row.name) for row, node in zip(rows, drawn, strict=True)]
+        for scene in scenes:
+            scene.place.mkdir(parents=True)
+        done, wrong = _made(rows, scenes)
+        expected = {node: row.expect for row, node in zip(rows, drawn, strict=True)}
+        return [*judge_each(expected, lab.nodes, read(done)), *wrong]
+
+
 def _attempt(trial: Trial, scene: Scene) -> Judged:
-    row, lab = trial.row, scene.lab
     if trial.busy:
-        lab.popen([sys.executable, "-S", "-c", BUSY], stdout=subprocess.DEVNULL)
-    row.plant(scene)
+        scene.lab.popen([sys.executable, "-S", "-c", BUSY], stdout=subprocess.DEVNULL)
+    done, wrong = _made([trial.row], [scene])
+    judged = judge(trial.row.expect, scene.drawn, scene.lab.nodes, read(done))
+    return replace(judged, wrong=(*judged.wrong, *wrong))
+
+
+def _made(rows: Sequence[Row], scenes: Sequence[Scene]) -> tuple[Finished, list[str]]:
+    """Make a run with the faults of some rows, and say what is wrong with it beside what its report says."""
+    first, scene, lab = rows[0], scenes[0], scenes[0].lab
+    both = list(zip(rows, scenes, strict=True))
+    for row, own in both:
+        row.plant(own)
     planted = {node: left_on(lab, node) for node in lab.nodes if is_on(lab, node)}
     started = time.monotonic()
-    running = Running(lab, scene.place / "report", "--workload", row.workload, *row.arguments(scene))
-    if row.during is not None:
-        row.during(scene, running)
-    done = _finish(running, PATIENCE * row.limit_s)
+    running = Running(lab, scene.place / "report", "--workload", first.workload, *first.arguments(scene))
+    later = [(row.during, own) for row, own in both if row.during is not None]
+    if later:
+        at_work(lab, running, [node for _, own in later for node in own.drawn])
+    for during, own in later:
+        during(own, running)
+    limit_s = max(row.limit_s for row in rows)
+    done = _finish(running, PATIENCE * limit_s)
     seconds = time.monotonic() - started
     (scene.place / "output.txt").write_text(done.output)
-    judged = judge(row.expect, scene.drawn, lab.nodes, read(done))
-    wrong = [*judged.wrong, *row.complaints(scene, done), *_left(row, lab, planted)]
-    if seconds > row.limit_s:
-        wrong.append(f"took {seconds:.0f} s, and {row.limit_s:.0f} s is the limit")
-    return replace(judged, wrong=tuple(wrong))
+    wrong = [line for row, own in both for line in row.complaints(own, done)]
+    wrong += [*_inventory(both, done), *(_left(lab, planted) if all(row.cleans for row in rows) else ())]
+    if seconds > limit_s:
+        wrong.append(f"took {seconds:.0f} s, and {limit_s:.0f} s is the limit")
+    return done, wrong
+
+
+def _inventory(both: Sequence[tuple[Row, Scene]], done: Finished) -> Iterator[str]:
+    """What of the inventory fails and is not to, or is to and does not."""
+    if all(row.subjects is None for row, _ in both):
+        return
+    wanted = {node: row.subjects or () for row, scene in both for node in scene.drawn}
+    found = done.inventory()
+    assert found, "no inventory was judged"
+    for (node, subject), check in found.items():
+        if (check["outcome"] == "fail") != (subject in wanted.get(node, ())):
+            yield f"{subject} of {node} is {check['outcome']}: {check['reason']}"
 
 
 def _finish(running: Running, most_s: float) -> Finished:
@@ -120,9 +161,9 @@ def _finish(running: Running, most_s: float) -> Finished:
         return running.finish(most_s)
 
 
-def _left(row: Row, lab: Lab, planted: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _left(lab: Lab, planted: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """What of ours stays on the nodes that are on, beside what was planted there before the run."""
-    for node in lab.nodes if row.cleans else ():
+    for node in lab.nodes:
         if is_on(lab, node) and (ours := _stays(lab, node, planted.get(node, ()))):
             yield f"left on {node}: {'; '.join(ours[:3])}"
 

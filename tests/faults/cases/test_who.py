@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from fixtures.cluster.contact import CONNECT_S
-from tests.faults.cases.controller import Answered, Controller, in_phase, starting
+from tests.faults.cases.controller import Answered, Controller, controller, in_phase, starting
 from tests.faults.rows.planting import RANK
 from tests.lab import Lab
 
@@ -33,6 +35,21 @@ steps.REGISTRY["probe.issued"] = issued
 """
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab.up(nodes=4, rate="200mbit") as up:
+        for node in up.nodes:
+            up.patch_torch(node, ASYNCHRONOUS)
+        yield up
+
+
+@pytest.fixture(scope="module")
+def work(lab: Lab) -> Iterator[Controller]:
+    """One controller: the job in which the cases of one test go on is that of the next."""
+    with controller(lab) as opened:
+        yield opened
+
+
 def endless(collective: str) -> dict[str, object]:
     return {"collective": collective, "dtype": "int32", "elements": [65536], "iterations": 1_000_000}
 
@@ -51,13 +68,11 @@ def goes_on(work: Controller) -> Answered:
     return answer
 
 
-def test_a_stopped_rank_is_named_and_what_the_others_wait_in() -> None:
-    with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = Controller(lab)
-        begun(lab, work, "all_reduce")
-        lab.stop("n02", RANK)
-        answer = work.answer()
-        assert goes_on(work).nodes == [*NODES]
+def test_a_stopped_rank_is_named_and_what_the_others_wait_in(lab: Lab, work: Controller) -> None:
+    begun(lab, work, "all_reduce")
+    lab.stop("n02", RANK)
+    answer = work.answer()
+    assert goes_on(work).nodes == [*NODES]
     assert (answer.sign, answer.named) == ("hang", [("hang", ["n02"], 1)])
     assert answer.text.startswith(
         "hang: rank 1 on n02 (cpu) did not arrive: stopped in collectives.exact, phase"
@@ -69,13 +84,9 @@ def test_a_stopped_rank_is_named_and_what_the_others_wait_in() -> None:
     assert answer.jobs[-1][1] == answer.text
 
 
-def test_a_rank_that_never_issues_its_part_of_asynchronous_work() -> None:
-    with Lab.up(nodes=4, rate="200mbit") as lab:
-        for node in lab.nodes:
-            lab.patch_torch(node, ASYNCHRONOUS)
-        work = Controller(lab)
-        assert work.run("probe.issued", {"absent": -1, "rounds": 3}).ok
-        answer = work.run("probe.issued", {"absent": 2, "rounds": 5}, deadline_s=5.0)
+def test_a_rank_that_never_issues_its_part_of_asynchronous_work(work: Controller) -> None:
+    assert work.run("probe.issued", {"absent": -1, "rounds": 3}).ok
+    answer = work.run("probe.issued", {"absent": 2, "rounds": 5}, deadline_s=5.0)
     assert (answer.sign, answer.named) == ("hang", [("hang", ["n03"], 2)])
     assert (
         "rank 2 on n03 (cpu) did not arrive: stopped in probe.issued, phase issued, 4 iterations"
@@ -85,17 +96,15 @@ def test_a_rank_that_never_issues_its_part_of_asynchronous_work() -> None:
     assert "with 7 collectives issued where the others issued 8; the others wait in" in answer.text
 
 
-def test_the_first_to_die_is_named_though_its_news_come_last() -> None:
-    with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = Controller(lab)
-        begun(lab, work, "all_reduce")
-        lab.stop("n03", "import json, os, shutil")  # its supervisor, which tells
-        lab.kill("n03", RANK)
-        in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
-        lab.kill("n02", RANK)
-        lab.cont("n03", "import json, os, shutil")
-        answer = work.answer()
-        goes_on(work)
+def test_the_first_to_die_is_named_though_its_news_come_last(lab: Lab, work: Controller) -> None:
+    begun(lab, work, "all_reduce")
+    lab.stop("n03", "import json, os, shutil")  # its supervisor, which tells
+    lab.kill("n03", RANK)
+    in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
+    lab.kill("n02", RANK)
+    lab.cont("n03", "import json, os, shutil")
+    answer = work.answer()
+    goes_on(work)
     assert (answer.sign, answer.named) == ("crash", [("crash", ["n03"], 2)])
     # Of what it died can be told only if torchrun has not collected it while the supervisor was stopped.
     assert answer.text.startswith(
@@ -108,14 +117,14 @@ def test_the_first_to_die_is_named_though_its_news_come_last() -> None:
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", pytest.param("all_to_all", marks=pytest.mark.long)])
-def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(collective: str) -> None:
-    with Lab.up(nodes=4, rate="200mbit") as lab:
-        work = Controller(lab)
-        begun(lab, work, collective)
-        lab.blackhole("n02", "n03")
-        answer = work.answer()
-        lab.heal("n02")
-        goes_on(work)
+def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(
+    lab: Lab, work: Controller, collective: str
+) -> None:
+    begun(lab, work, collective)
+    lab.blackhole("n02", "n03")
+    answer = work.answer()
+    lab.heal("n02")
+    goes_on(work)
     assert (answer.sign, answer.named) == ("hang", [("path", ["n02", "n03"], None)])
     assert "n03 acknowledges nothing of what n02 sends it" in answer.text
     assert answer.text.endswith("nothing passes between n02 and n03")

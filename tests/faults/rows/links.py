@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.faults.rows.planting import at_work, everywhere, later, on
+from tests.faults.rows.planting import everywhere, later, on
 from tests.faults.rows.row import (
     Expect,
     Names,
@@ -15,7 +15,7 @@ from tests.faults.rows.row import (
     unproven,
     with_file,
 )
-from tests.faults.runs import Finished, Running, clean
+from tests.faults.runs import Finished, clean
 
 SLOW = "180mbit"  # a tenth less than what the others have
 BAD_PATH = "60mbit"
@@ -69,9 +69,8 @@ def _holes(scene: Scene) -> None:
         scene.lab.blackhole(node, partner)
 
 
-def _cable_later(scene: Scene, running: Running) -> None:
+def _cable(scene: Scene) -> None:
     """The node that is cut off cleans itself, while the run goes on elsewhere."""
-    at_work(scene, running)
     scene.lab.link_down(scene.node)
     assert clean(scene.lab, scene.node), f"{scene.node} is cut off, and still has what a run left on it"
 
@@ -101,7 +100,7 @@ def _bisection_alone(scene: Scene, done: Finished) -> Iterator[str]:
 LINKS = (
     Row(
         *("link-slow", 1, "link at 180 of 200 Mbit/s"),
-        rejected("nic", words=("the link of {node} is slow",), junit=("all_reduce busbw", "{node} is slow")),
+        rejected("nic", words=("the link of {node} is slow",), junit=("all_reduce", "{node} is slow")),
         on("shape", SLOW),
     ),
     Row(
@@ -134,7 +133,7 @@ LINKS = (
         _both_ways,
         faulty=2,
     ),
-    Row("cable-pulled", 3, "link down while ranks are at work", unproven("lost"), during=_cable_later),
+    Row("cable-pulled", 3, "link down while ranks are at work", unproven("lost"), during=later(_cable)),
     Row(
         *("link-flaps", 5, "link away for 0.3 s every 2.3 s", rejected("nic"), on("flap", 0.3, 2.0)),
         limit_s=HANGS_S,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fixtures.node.processes import wait_until
 from tests.faults.rows.row import During, Plant, Scene
 from tests.faults.runs import Running, left_on
+from tests.lab import Lab
 from tests.lab.parts.files import HOSTS
 
 RANK = "-u -m fixtures.ranks.worker"
@@ -16,25 +17,20 @@ OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its
 START_S = 20.0
 
 
-def at_work(scene: Scene, running: Running) -> None:
-    """Wait until ranks have done some cases and are at the next; what must later be gone is there now."""
+def at_work(lab: Lab, running: Running, nodes: Sequence[str]) -> None:
+    """Wait until ranks have done some cases; what must later be gone is on these nodes now."""
     running.wait_for(lambda journal: journal.count('"type":"check","id":"suites/collectives') >= CHECKS)
-    there = wait_until(lambda: all(_has_ours(scene, node) for node in scene.lab.nodes), START_S, poll_s=0.1)
-    assert there, f"a run is at work, and some node does not have {OURS}"
+    there = wait_until(lambda: all(_has_ours(lab, node) for node in nodes), START_S, poll_s=0.1)
+    assert there, f"a run is at work, and some of {nodes} does not have {OURS}"
 
 
-def _has_ours(scene: Scene, node: str) -> bool:
-    return {line.split()[0] for line in left_on(scene.lab, node)} >= OURS
+def _has_ours(lab: Lab, node: str) -> bool:
+    return {line.split()[0] for line in left_on(lab, node)} >= OURS
 
 
 def later(do: Plant) -> During:
     """Plant something while ranks are at work."""
-
-    def during(scene: Scene, running: Running) -> None:
-        at_work(scene, running)
-        do(scene)
-
-    return during
+    return lambda scene, _: do(scene)
 
 
 def on(name: str, *arguments: object) -> Plant:

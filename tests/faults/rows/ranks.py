@@ -6,9 +6,8 @@ from functools import partial
 
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
-from tests.faults.rows.planting import AGENT, RANK, at_work, everywhere, later, on, patched, ranks
+from tests.faults.rows.planting import AGENT, RANK, everywhere, later, on, patched, ranks
 from tests.faults.rows.row import Row, Scene, nobody, rejected, unproven, with_file
-from tests.faults.runs import Running
 
 MEBIBYTE = 1 << 20
 HANGS_S = 600.0
@@ -34,10 +33,9 @@ def _reboot(scene: Scene) -> None:
     scene.lab.power_on(scene.node)
 
 
-def _starved(scene: Scene, running: Running) -> None:
+def _starved(scene: Scene) -> None:
     """Take away the memory that a rank is about to use, until the kernel has killed it."""
     lab, node = scene.lab, scene.node
-    at_work(scene, running)
     before = {process.pid for process in lab.processes(node, RANK)}
     lab.memory_limit(node, None)  # what the node uses counts from here on
     lab.memory_limit(node, lab.memory_used(node) + MEBIBYTE)
@@ -102,7 +100,7 @@ RANKS = (
     Row(
         *("out-of-memory", 18, "the kernel kills a rank for its memory, once"),
         unproven("crash", words=("SIGKILL",)),
-        during=_starved,
+        during=later(_starved),
     ),
     Row(
         *("rank-stopped", 17, "rank stands still, once", unproven("hang", words=("did not arrive",))),

@@ -78,7 +78,8 @@ class Row:
     """A fault of the catalogue in a lab: `plant` before the run, `during` once its ranks are at work.
 
     `arguments` are what the user gives beside the lab's own, `limit_s` is for the whole run, and
-    `complaints` says what else is wrong with the run that has ended.
+    `complaints` says what else is wrong with the run that has ended. Of the inventory `subjects` fail on the
+    nodes with the fault, and nothing else does anywhere; None leaves that open.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Row:
     limit_s: float = 300.0
     cleans: bool = True  # whether the run can clean up; a node that stands still cannot
     complaints: Callable[[Scene, Finished], Iterable[str]] = nothing
+    subjects: tuple[str, ...] | None = None
 
 
 def rejected(*kinds: str, words: tuple[str, ...] = (), junit: tuple[str, ...] = ()) -> Expect:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
-from tests.faults.rows.planting import at_work, everywhere
+from tests.faults.rows.planting import everywhere, later
 from tests.faults.rows.row import HARDWARE, During, Row, Scene, harmless, nobody, unproven, with_file
 from tests.faults.runs import Finished, Running, clean
 
@@ -46,8 +46,7 @@ os.kill(found[int(sys.argv[1])], signal.SIGKILL)
 
 
 def _ended_by(number: signal.Signals) -> During:
-    def during(scene: Scene, running: Running) -> None:
-        at_work(scene, running)
+    def during(_: Scene, running: Running) -> None:
         running.process.send_signal(number)
         assert wait_until(lambda: running.process.poll() is not None, ENDS_S), f"{number.name} ends no run"
 
@@ -57,13 +56,12 @@ def _ended_by(number: signal.Signals) -> During:
 def _without(which: int) -> During:
     """Kill the janitor (0) or the supervisor (1) of the node, which is clean soon after."""
 
-    def during(scene: Scene, running: Running) -> None:
-        at_work(scene, running)
+    def kill(scene: Scene) -> None:
         killed = scene.lab.on(scene.node, [sys.executable, "-c", KILL, str(which)])
         assert killed.returncode == 0, killed.stderr
         assert clean(scene.lab, scene.node), f"{scene.node} still has what a run left on it"
 
-    return during
+    return later(kill)
 
 
 def _first_run(scene: Scene) -> None:
@@ -106,7 +104,8 @@ RUN = (
         *("run-interrupted", 30, "the run is stopped by SIGTERM"),
         replace(nobody(2, words=("SIGTERM",)), junit=("SIGTERM",)),
         during=_ended_by(signal.SIGTERM),
-        faulty=4,
+        nodes=2,
+        faulty=2,
     ),
     Row(
         *("run-interrupted-by-hand", 30, "the run is stopped by SIGINT"),
@@ -118,7 +117,8 @@ RUN = (
     Row(
         *("run-killed", 30, "the run is killed", nobody(-signal.SIGKILL, standings=("missing", "unproven"))),
         during=_ended_by(signal.SIGKILL),
-        faulty=4,
+        nodes=2,
+        faulty=2,
     ),
     Row(
         *("janitor-killed", 30, "what cleans a node is killed", LOST_OF_TWO),

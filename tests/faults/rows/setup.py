@@ -9,7 +9,6 @@ from functools import partial
 
 from fixtures.run.provenance import ROOT
 from tests.faults.rows import patches
-from tests.faults.rows.hardware import only
 from tests.faults.rows.planting import on, on_node, patched, rewrite_hosts
 from tests.faults.rows.row import HARDWARE, Expect, Row, Scene, harmless, rejected, unproven
 from tests.faults.runs import Finished
@@ -130,7 +129,7 @@ SOFTWARE = (
         *("storage-silent", 22, "a network file system does not answer"),
         rejected("node", words=("fuse.lab file system at /run/models did not answer within 10.0 s",)),
         on("silent_storage", "/run/models"),
-        complaints=only("host"),
+        subjects=("host",),
     ),
     _before(
         *("python-missing", 22, "the mount with Python is gone"),

@@ -72,9 +72,11 @@ class HardwareFaults(LoginFaults):
 
         They are bridges without ports: not every kernel has the kind of device that is meant for this.
         """
-        for device, address in addresses.items():
-            self._do(node, "ip", "link", "add", device, "type", "bridge")
-            self._do(node, "ip", "address", "add", address, "dev", device)
+        lines = [
+            f"link add {device} type bridge\naddress add {address} dev {device}\n"
+            for device, address in addresses.items()
+        ]
+        self._do(node, "ip", "-batch", "-", stdin="".join(lines))
 
 
 def _layered(directory: Path) -> list[str]:
