@@ -91,6 +91,32 @@ def isend(tensor, *arguments, **named):
 dist.isend = dist.distributed_c10d.isend = isend
 """
 
+# Every collective of this rank begins 20 ms late.
+LATE = """
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def late(name):
+    healthy = getattr(dist, name)
+
+    def call(first, *arguments, **named):
+        if not isinstance(first, torch.Tensor) or first.numel() > 100:
+            time.sleep(0.02)
+        return healthy(first, *arguments, **named)
+
+    setattr(dist, name, call)
+
+
+for name in (
+    *("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast"),
+    *("all_to_all_single", "batch_isend_irecv"),
+):
+    late(name)
+"""
+
 
 def _product(wrong_when: str, before: str = "") -> str:
     """A product of which one bit is flipped when this holds."""

@@ -108,6 +108,12 @@ RANKS = (
         limit_s=HANGS_S,
     ),
     Row(
+        *("collectives-late", 17, "every collective of a rank begins 20 ms late", rejected("nic")),
+        patched(patches.LATE),
+        workload="zero,tensor,context",
+        limit_s=HANGS_S,
+    ),
+    Row(
         *("rank-hangs", 17, "rank hangs in every job", rejected("hang", words=("did not arrive",))),
         patched(patches.HANGS),
         limit_s=HANGS_S,
