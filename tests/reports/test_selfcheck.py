@@ -78,6 +78,12 @@ def test_without_a_good_self_check_nobody_is_accepted_or_rejected(
     assert words in told(records)
 
 
+def test_the_run_itself_says_that_its_self_check_failed() -> None:
+    verdict = decide(with_self_check(ended(Outcome.FAIL)))
+    assert verdict.refusals[0].startswith(f"the self-check failed: {SELF.name}: it saw nothing")
+    assert {node.reason for node in verdict.nodes} == {verdict.refusals[0]}
+
+
 def test_an_unreachable_node_keeps_its_own_reason() -> None:
     bad = replace(SELF, outcome=Outcome.UNCHECKED, reason="no two ranks", judgements=())
     records = [
