@@ -56,7 +56,8 @@ def test_a_healthy_lab_has_no_more_bad_readings_in_ten_rounds_than_a_search_allo
 
 
 @pytest.mark.parametrize(
-    ("direction", "sends", "receives"), [("both", True, True), ("tx", True, False), ("rx", False, True)]
+    ("direction", "sends", "receives"),
+    [pytest.param("both", True, True, marks=pytest.mark.long), ("tx", True, False), ("rx", False, True)],
 )
 def test_a_node_that_is_a_tenth_slower_is_bad_in_its_direction_and_nobody_else_is(
     lab: Lab, tried: Controller, direction: str, sends: bool, receives: bool
