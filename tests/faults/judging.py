@@ -68,8 +68,10 @@ def judge_each(expected: Mapping[str, Expect], nodes: Sequence[str], said: Said)
             reasons={name: why for name, why in said.reasons.items() if name not in others},
             blame=tuple(one for one in said.blame if not one[1] or set(one[1]) - others),
         )
-        # Of the other faults nothing is known here; one of them at least rejects a node.
-        whole = replace(expect, status=(1,), healthy=(*expect.healthy, "missing"))
+        # Of the other faults nothing is known here; one of them at least rejects a node, and whoever is set
+        # aside or lost for one shifts the ranks of those that are left.
+        junit = tuple(word for word in expect.junit if "{rank}" not in word)
+        whole = replace(expect, status=(1,), healthy=(*expect.healthy, "missing"), junit=junit)
         yield from (f"{node}: {wrong}" for wrong in judge(whole, (node,), nodes, own).wrong)
 
 

@@ -86,9 +86,11 @@ def test_each_of_two_culprits_must_be_named() -> None:
 
 
 def test_of_several_faults_each_is_held_against_what_is_said_of_its_own_node() -> None:
-    expected = {"n02": rejected("nic", words=("when it sends",)), "n03": unproven("lost"), "n04": harmless()}
+    slow = rejected("nic", words=("when it sends",), junit=("rank {rank}", "{node}"))
+    expected = {"n02": slow, "n03": unproven("lost"), "n04": harmless()}
     standing, lost = {"n02": "rejected", "n03": "unproven"}, ("lost", ("n03",), "it broke")
-    assert list(judge_each(expected, NODES, said(standing, NIC, lost))) == []
+    others_ranks = replace(said(standing, NIC, lost), junit=("rank 0 on n02 is slow",))
+    assert list(judge_each(expected, NODES, others_ranks)) == []
     both = ("nic", ("n03",), "n03's link is slow when it sends")
     wrong = list(judge_each(expected, NODES, said({**standing, "n04": "rejected"}, both, lost)))
     assert "n02: nothing says 'when it sends'" in wrong
