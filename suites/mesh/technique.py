@@ -149,7 +149,7 @@ def told(
     moved = {
         axis.name: sent(ctx, [Move(kind, SIZE_BYTES, axis) for kind in patterns[axis.name]]) for axis in axes
     }
-    bandwidths = {f"{name}_bandwidth": one["figures"]["bandwidth"] for name, one in moved.items()}
+    bandwidths = {f"{name}_bandwidth": one["figures"]["pattern"] for name, one in moved.items()}
     return {
         **answer(found),
         "placement": placement.entries(ctx, axes),

@@ -140,10 +140,10 @@ def test_the_table_says_what_is_caught_and_what_is_not() -> None:
 def test_a_world_that_cannot_be_formed_catches_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = iter([True, False, True, True, True, True])
 
-    def forming(size: int, function: Any, deadline_s: float) -> list[Any]:
+    def forming(size: int, function: Any) -> list[Any]:
         if next(fails):
             raise AssertionError("rank 0: connectFullMesh failed")
-        return run_world(size, function, deadline_s)
+        return run_world(size, function)
 
     monkeypatch.setattr(bug_module, "run_world", forming)
     assert survivors([MISSING]) == []
