@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from fixtures.ranks.collectives.calls import renamed
 from suites.context.ring_attention import wide
+from suites.tensor.regions import met
 
 
-class WholeSequence(torch.autograd.Function):
+def whole_sequence(block: torch.Tensor, size: int) -> torch.Tensor:
     """All-gather (2, batch, heads, tokens, dim) of every rank into (2, batch, heads, ranks x tokens, dim).
 
     The result is wide, so that gradients are summed wide: reduce-scatter backward.
     """
 
-    @staticmethod
-    def forward(ctx: Any, block: torch.Tensor, size: int) -> torch.Tensor:  # noqa: ANN401
-        """Keys and values of all ranks."""
-        ctx.size, ctx.dtype = size, block.dtype
-        parts = block.new_empty((size * block.shape[0], *block.shape[1:]))
-        renamed("all_gather_single", "all_gather_into_tensor")(parts, block.contiguous())
-        return _divided(parts, 0, size).movedim(0, 3).flatten(3, 4).to(wide(block.dtype))
+    def gathered(own: torch.Tensor) -> torch.Tensor:
+        parts = own.new_empty((size * own.shape[0], *own.shape[1:]))
+        renamed("all_gather_single", "all_gather_into_tensor")(parts, own.contiguous())
+        return _divided(parts, 0, size).movedim(0, 3).flatten(3, 4).to(wide(own.dtype))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
-        """Each rank gets the sum over all ranks of its own part."""
-        parts = _divided(gradients[0], 3, ctx.size).movedim(3, 0).contiguous()
+    def summed(gradient: torch.Tensor) -> torch.Tensor:
+        parts = _divided(gradient, 3, size).movedim(3, 0).contiguous()
         own = torch.empty_like(parts[0])
         renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, parts.flatten(0, 1))
-        return own.to(ctx.dtype), None
+        return own.to(block.dtype)
+
+    return met(block, gathered, summed)
 
 
 def to_heads(part: torch.Tensor, size: int) -> torch.Tensor:
     """(batch, heads, tokens, dim) to (batch, heads / ranks, ranks x tokens, dim)."""
-    received = _exchange(_divided(part, 1, size).movedim(1, 0))
-    return received.movedim(0, 2).flatten(2, 3)
+    return met(part, lambda own: _to_heads(own, size), lambda gradient: _to_sequence(gradient, size))
 
 
 def to_sequence(part: torch.Tensor, size: int) -> torch.Tensor:
     """(batch, heads / ranks, ranks x tokens, dim) to (batch, heads, tokens, dim)."""
+    return met(part, lambda own: _to_sequence(own, size), lambda gradient: _to_heads(gradient, size))
+
+
+def _to_heads(part: torch.Tensor, size: int) -> torch.Tensor:
+    received = _exchange(_divided(part, 1, size).movedim(1, 0))
+    return received.movedim(0, 2).flatten(2, 3)
+
+
+def _to_sequence(part: torch.Tensor, size: int) -> torch.Tensor:
     received = _exchange(_divided(part, 2, size).movedim(2, 0))
     return received.movedim(0, 1).flatten(1, 2)
 
@@ -58,33 +62,3 @@ def _exchange(parts: torch.Tensor) -> torch.Tensor:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
     return received
-
-
-class ToHeads(torch.autograd.Function):
-    """`to_heads`; backward is the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, size: int) -> torch.Tensor:  # noqa: ANN401
-        """Exchange."""
-        ctx.size = size
-        return to_heads(part, size)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
-        """Exchange the gradients back."""
-        return to_sequence(gradients[0], ctx.size), None
-
-
-class ToSequence(torch.autograd.Function):
-    """`to_sequence`; backward is the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, size: int) -> torch.Tensor:  # noqa: ANN401
-        """Exchange."""
-        ctx.size = size
-        return to_sequence(part, size)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
-        """Exchange the gradients back."""
-        return to_heads(gradients[0], ctx.size), None

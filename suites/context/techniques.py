@@ -18,7 +18,7 @@ from fixtures.ranks.study.pattern import ITERATIONS, Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
 from suites.context.layout import Layout
-from suites.context.moves import ToHeads, ToSequence, WholeSequence
+from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
     GRADIENTS,
     KEYS,
@@ -61,7 +61,7 @@ class AllGatherKV(ContextParallel):
         """Gather, then one block."""
         whole = self.span(torch.arange(self.shape.length))
         layout = Layout(0, self.span(self.places[self.ctx.rank]), (whole,), self.shape.causal)
-        gathered = apply(WholeSequence, torch.stack((k, v)), self.ctx.size)
+        gathered = whole_sequence(torch.stack((k, v)), self.ctx.size)
         return apply(BlockAttention, q, gathered, layout, tally)
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
@@ -175,12 +175,10 @@ class Ulysses(ContextParallel):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """All of the sequence with some of the heads."""
         size, whole = self.ctx.size, self.span(torch.arange(self.shape.length))
-        heads, keys, values = (
-            apply(ToHeads, part, size) for part in (q, self._repeated(k), self._repeated(v))
-        )
+        heads, keys, values = (to_heads(part, size) for part in (q, self._repeated(k), self._repeated(v)))
         layout = Layout(0, whole, (whole,), self.shape.causal)
         out = apply(BlockAttention, heads, torch.stack((keys, values)), layout, tally)
-        return apply(ToSequence, out, size)
+        return to_sequence(out, size)
 
     def _repeated(self, part: torch.Tensor) -> torch.Tensor:
         return part.repeat_interleave(self.repeats, 1)

@@ -92,10 +92,6 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
         brought = _numbered("tokens", [found.rows, found.experts, _weights(found), came, home])
         return Left({}, (found, home), brought)
 
-    def reference(self, dtype: torch.dtype) -> Named:
-        """What moves is not computed: see `beside`."""
-        return {}
-
     def beside(self, dtype: torch.dtype, run: Run[tuple[Arrived, Tensor]]) -> Entries:
         """Compare bit for bit."""
         found, home = run.kept

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fixtures.ranks.study.models import MoE
 from suites.expert.routing import Shape, counts, top_k
+from suites.tensor.regions import met
 
 Group = Any  # a process group; None is the default one
 
@@ -64,24 +65,13 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: Group = 
     return output
 
 
-class _Exchange(torch.autograd.Function):
-    """Rows there; their gradients back the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:  # noqa: ANN401
-        ctx.splits, ctx.group = (sent, received), group
-        return exchange(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
-        sent, received = ctx.splits
-        return exchange(grad, received, sent, ctx.group), None, None, None
-
-
 def exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group = None) -> Tensor:
-    """`exchange` with a gradient."""
-    moved: Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
-    return moved
+    """`exchange`; gradients go back the same way."""
+    return met(
+        rows,
+        lambda given: exchange(given, sent, received, group),
+        lambda grad: exchange(grad, received, sent, group),
+    )
 
 
 def cut(rows: Tensor, counts_of_rows: list[int]) -> list[Tensor]:

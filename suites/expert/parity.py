@@ -12,7 +12,7 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
-from fixtures.ranks.study.models import seeded
+from fixtures.ranks.study.models import gradient_of, seeded
 from suites.expert.layer import Sharded, Unsharded
 from suites.expert.routing import Shape, matrix, preference, tokens_on, top_k, uniform
 from suites.expert.tokens import WORD_BYTES, rows_of
@@ -128,17 +128,10 @@ def results(out: Tensor, x: Tensor, router: nn.Module, experts: nn.Module) -> Na
     """What is compared: the output, and every gradient."""
     return {
         "forward": out.detach(),
-        "grad:x": gradient(x),
-        "grad:router": torch.cat([gradient(one).flatten() for one in router.parameters()]),
-        "grad:experts": torch.cat([gradient(one).flatten() for one in experts.parameters()]),
+        "grad:x": gradient_of(x),
+        "grad:router": torch.cat([gradient_of(one).flatten() for one in router.parameters()]),
+        "grad:experts": torch.cat([gradient_of(one).flatten() for one in experts.parameters()]),
     }
-
-
-def gradient(tensor: Tensor) -> Tensor:
-    """The gradient that a backward pass must have left."""
-    if tensor.grad is None:
-        raise ValueError("a backward pass left no gradient")
-    return tensor.grad
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Run, Seen, Technique
 from fixtures.ranks.study.parity import bits, equal
 from fixtures.ranks.study.pattern import Pattern, timed
 from suites.expert.layer import Group
@@ -98,10 +98,6 @@ class Traffic(Technique[None]):
         with seen():
             arrived, back = self.dispatch().clone(), self.combine().clone()
         return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
-
-    def reference(self, dtype: torch.dtype) -> Named:
-        """What moves is not computed: see `beside`."""
-        return {}
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Every token arrives and comes home bit for bit."""

@@ -24,12 +24,13 @@ from fixtures.ranks.study.driver import (
     answer,
     study,
 )
+from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
 from suites.context.ring_attention import wide
 from suites.mesh import placement
-from suites.zero.training import gradient_of, of_kind
+from suites.zero.training import of_kind
 
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 SIZE_BYTES = 1 << 16  # of an exact payload; a GPU gets larger ones

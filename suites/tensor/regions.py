@@ -20,6 +20,7 @@ the gradient of x is the sum of what all ranks found; where a rank's x becomes a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.autograd import Function
 from fixtures.ranks.collectives.calls import renamed
 
 Tensor = torch.Tensor
+Meet = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,81 +73,22 @@ def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     return received.movedim(0, dim).contiguous()
 
 
-class _CopyTo(Function):
-    """Forward: nothing. Backward: all_reduce."""
+class _Met(Function):
+    """A function of one tensor, and of its gradient its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # noqa: ANN401 - autograd's context
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return all_reduce(grads[0], ctx.group), None
-
-
-class _ReduceFrom(Function):
-    """Forward: all_reduce. Backward: nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:  # noqa: ANN401
-        return all_reduce(x, group)
+    def forward(ctx: Any, x: Tensor, forth: Meet, back: Meet) -> Tensor:  # noqa: ANN401 - autograd's context
+        ctx.back = back
+        return forth(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return grads[0], None
+        return ctx.back(grads[0]), None, None
 
 
-class _GatherFrom(Function):
-    """Forward: all_gather. Backward: nothing, the gradient is sliced."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return ctx.group.part(grads[0], ctx.dim).contiguous(), None, None
-
-
-class _ScatterTo(Function):
-    """Forward: nothing, x is sliced. Backward: all_gather."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
-        ctx.dim, ctx.group = dim, group
-        return group.part(x, dim).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return all_gather(grads[0], ctx.dim, ctx.group), None, None
-
-
-class _GatherFromSequence(Function):
-    """Forward: all_gather. Backward: reduce_scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
-        ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
-
-
-class _ReduceScatterToSequence(Function):
-    """Forward: reduce_scatter. Backward: all_gather."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # noqa: ANN401
-        ctx.dim, ctx.group = dim, group
-        return reduce_scatter(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ANN401
-        return all_gather(grads[0], ctx.dim, ctx.group), None, None
+def met(x: Tensor, forth: Meet, back: Meet) -> Tensor:
+    """Give `forth(x)`; on the way back `back` takes the gradient."""
+    return _Met.apply(x, forth, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _GatheredLinear(Function):
@@ -174,32 +117,36 @@ class _GatheredLinear(Function):
 
 def copy_to(x: Tensor, group: Group) -> Tensor:
     """f: x as it is; backward all_reduce. Of a replicated weight that ranks use on different data as well."""
-    return _CopyTo.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(x, lambda same: same.view_as(same), lambda grad: all_reduce(grad, group))
 
 
 def reduce_from(x: Tensor, group: Group) -> Tensor:
     """g: the sum by all_reduce; backward nothing."""
-    return _ReduceFrom.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(x, lambda summand: all_reduce(summand, group), lambda grad: grad)
 
 
 def gather_from(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts in a row by all_gather, for ranks that go on alike; backward a slice."""
-    return _GatherFrom.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(x, lambda part: all_gather(part, dim, group), lambda grad: group.part(grad, dim).contiguous())
 
 
 def scatter_to(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's slice; backward all_gather."""
-    return _ScatterTo.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(
+        x, lambda whole: group.part(whole, dim).contiguous(), lambda grad: all_gather(grad, dim, group)
+    )
 
 
 def gather_from_sequence(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts in a row by all_gather, for ranks that go on differently; backward reduce_scatter."""
-    return _GatherFromSequence.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(x, lambda part: all_gather(part, dim, group), lambda grad: reduce_scatter(grad, dim, group))
 
 
 def reduce_scatter_to_sequence(x: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's slice of the sum by reduce_scatter; backward all_gather."""
-    return _ReduceScatterToSequence.apply(x, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+    return met(
+        x, lambda summand: reduce_scatter(summand, dim, group), lambda grad: all_gather(grad, dim, group)
+    )
 
 
 def gathered_linear(x: Tensor, dim: int, group: Group, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ nothing cancels.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from fixtures.ranks.study.driver import (
     answer,
     study,
 )
+from fixtures.ranks.study.models import gradients_of
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
 from fixtures.ranks.study.traffic import Expected
@@ -87,7 +88,7 @@ class Layer(Technique[Sequence[Tensor]]):
         def run() -> Left[Sequence[Tensor]]:
             with self.around():
                 found = backward(forward(mine), goal, mine)
-            return Left(found | gradients(weights.items()), list(weights.values()))
+            return Left(found | gradients_of(weights.items()), list(weights.values()))
 
         return run
 
@@ -108,7 +109,7 @@ class Layer(Technique[Sequence[Tensor]]):
     def reference(self, dtype: torch.dtype) -> Named:
         """Run the whole model on the whole input."""
         model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
-        return backward(model(x), self.direction, x) | gradients(model.named_parameters())
+        return backward(model(x), self.direction, x) | gradients_of(model.named_parameters())
 
     def part(self, whole: Named, kept: Sequence[Tensor]) -> Named:
         """Cut gradients as what they are the gradients of."""
@@ -230,16 +231,6 @@ def backward(out: Tensor, direction: Tensor, x: Tensor) -> dict[str, Tensor]:
     loss.backward()  # type: ignore[no-untyped-call]
     found = {"forward": out.detach(), "loss": loss.detach()}
     return found if x.grad is None else found | {"grad:input": x.grad}
-
-
-def gradients(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The gradients of all weights; to have none is an error."""
-    found = {}
-    for name, weight in weights:
-        if weight.grad is None:
-            raise ValueError(f"no gradient reached {name}")
-        found[f"grad:{name}"] = weight.grad
-    return found
 
 
 def full(tensor: Tensor) -> Tensor:

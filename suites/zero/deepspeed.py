@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.traffic import Traffic
-from suites.zero.training import Task, follow, loss_of, of_kind, optimizer_of, part_of, unsharded
+from suites.zero.training import Engine, Task, follow, loss_of, of_kind, optimizer_of, part_of, unsharded
 
 ITEM = WIDE.itemsize
 NEEDS = ("initialize", "utils", "comm")
@@ -58,7 +58,7 @@ def settings(task: Task, stage: int, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-class DeepSpeed:
+class DeepSpeed(Engine):
     """A stage at work on one rank."""
 
     def __init__(self, task: Task, module: Any, stage: int, dtype: torch.dtype) -> None:  # noqa: ANN401
@@ -98,10 +98,6 @@ class DeepSpeed:
     def parameters(self) -> Named:
         """The masters in fp32, put together from all ranks."""
         return self._whole(self.module.utils.safe_get_full_fp32_param)
-
-    def part(self, full: Named) -> Named:
-        """Everything."""
-        return full
 
     def held(self, task: Task) -> Entries:
         """Psi or Psi / w of parameters, Psi / w of fp32 masters and of their state, no gradients."""

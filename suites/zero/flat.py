@@ -22,7 +22,8 @@ from torch import nn
 from fixtures.ranks.collectives.calls import renamed
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
-from suites.zero.training import Task, gradient_of, loss_of, optimizer_of
+from fixtures.ranks.study.models import gradient_of
+from suites.zero.training import Engine, Task, loss_of, optimizer_of
 
 
 def all_gather(whole: torch.Tensor, part: torch.Tensor) -> None:
@@ -83,7 +84,7 @@ class FlatBlock:
             weight.grad = None
 
 
-class Zero1:
+class Zero1(Engine):
     """Stage 1: the optimizer's states are sharded."""
 
     def __init__(self, task: Task, dtype: torch.dtype) -> None:
@@ -130,11 +131,6 @@ class Zero1:
         """Bytes of whole parameters now."""
         return storage_bytes([block.full for block in self.blocks])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the model."""
-        output: torch.Tensor = self.model(x)
-        return output
-
     def gradients(self) -> Named:
         """Shards, by block."""
         return {str(number): gradient_of(block.shard) for number, block in enumerate(self.blocks)}
@@ -157,9 +153,6 @@ class Zero1:
         kept = [block.grad for block in self.blocks if block.grad is not None]
         grads = storage_bytes([*kept, *(gradient_of(block.shard) for block in self.blocks)])
         return {"params": params, "grads": grads}
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 class Zero2(Zero1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,16 +17,9 @@ from torch import nn
 from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
+from fixtures.ranks.study.models import gradient_of
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
-from suites.zero.training import (
-    Engine,
-    Task,
-    Trained,
-    gradient_of,
-    loss_of,
-    optimizer_of,
-    whole_results,
-)
+from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
 ADAM_RATE = 1e-3
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -38,7 +31,7 @@ def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=ADAM_RATE)
 
 
-class ReducedOnce(Engine, Protocol):
+class ReducedOnce(Engine):
     """What keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named
@@ -47,7 +40,7 @@ class ReducedOnce(Engine, Protocol):
 Reduced = TypeVar("Reduced", bound=ReducedOnce)
 
 
-class MixedZero1(Zero1):
+class MixedZero1(Zero1, ReducedOnce):
     """Stage 1 on bf16 parameters, with fp32 masters of this rank's shards."""
 
     def __init__(self, task: Task) -> None:

@@ -25,9 +25,9 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.calibrated import calibrated_work
 from fixtures.ranks.study.deliveries import digest_of
+from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.overlap import in_turn, seconds_of
 from fixtures.ranks.study.traffic import Traffic, count_traffic
-from suites.zero.training import gradient_of
 
 _WARM_UP = 3  # DDP lays its buckets out anew after the first iteration
 _PROBE_CYCLES = 10_000_000

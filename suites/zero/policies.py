@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.ranks import timing
-from fixtures.ranks.study.driver import NAMES, TRAINED, WIDE, Named, answer, run_once, same, study
+from fixtures.ranks.exact.dtypes import NAMES
+from fixtures.ranks.study.driver import TRAINED, WIDE, Named, answer, run_once, same, study
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Move, Pattern
 from suites.zero.answers import sent_sharded, sharded, sharded_holds
-from suites.zero.mixed import Casting
+from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import FullySharded
 
@@ -75,7 +76,7 @@ def _train(model: torch.nn.Module, x: torch.Tensor) -> None:
     torch.autograd.backward(loss_of(model(x), x))
 
 
-class Cast(FullySharded):
+class Cast(FullySharded, ReducedOnce):
     """Parameters kept in fp32, gathered and used in bf16; gradients reduced in fp32."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:

@@ -24,8 +24,9 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.ranks.engines import engine
+from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context, step
-from fixtures.ranks.study.driver import NAMES, TRAINED, WIDE, alike, answer, same, study
+from fixtures.ranks.study.driver import TRAINED, WIDE, alike, answer, same, study
 from fixtures.ranks.study.pattern import Move, sent
 from suites.zero import deepspeed as deepspeed_engine
 from suites.zero.answers import ITEM, flat, fully_sharded, hybrid, owned, replicas, replicated, sent_sharded

@@ -9,9 +9,10 @@ fp64 start from the same place.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from torch import nn
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
-from fixtures.ranks.study.models import Mlp
+from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
 
 LEARNING_RATE = 5e-4
@@ -101,25 +102,33 @@ def optimizer_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
 
+    model: nn.Sequential
+
+    @abstractmethod
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Forward, backward, whatever is exchanged, update; give this rank's loss."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give the output for this rank's rows."""
+        output: torch.Tensor = self.model(x)
+        return output
 
     def gradients(self) -> Named:
         """The part of the gradients that this rank holds."""
+        return {name: gradient_of(weight) for name, weight in self.model.named_parameters()}
 
     def parameters(self) -> Named:
         """The part of the parameters that this rank holds."""
+        return dict(self.model.named_parameters())
 
     def part(self, full: Named) -> Named:
         """The same part of full tensors."""
+        return full
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have opened nothing
         """Leave nothing behind."""
 
 
@@ -206,9 +215,8 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
         torch.autograd.backward(loss_of(output, y))
         losses.append(task.losses(output, y))
         optimizer.step()
-    return whole_results(
-        task, model, losses, {name: gradient_of(one) for name, one in model.named_parameters()}
-    )
+    grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
+    return whole_results(task, model, losses, grads)
 
 
 def whole_results(task: Task, model: nn.Module, losses: list[torch.Tensor], grads: Named) -> Named:
@@ -230,10 +238,3 @@ def _kind(kind: str, results: Named) -> dict[str, torch.Tensor]:
     return {
         name.removeprefix(f"{kind}:"): one for name, one in results.items() if name.startswith(f"{kind}:")
     }
-
-
-def gradient_of(weight: torch.Tensor) -> torch.Tensor:
-    """Its gradient; to have none is an error."""
-    if weight.grad is None:
-        raise RuntimeError(f"a parameter of shape {list(weight.shape)} has no gradient")
-    return weight.grad.detach()

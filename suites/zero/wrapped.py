@@ -17,14 +17,8 @@ from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
-from suites.zero.training import (
-    LEARNING_RATE,
-    MOMENTUM,
-    Task,
-    gradient_of,
-    loss_of,
-    optimizer_of,
-)
+from fixtures.ranks.study.models import gradient_of
+from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, loss_of, optimizer_of
 
 with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -33,7 +27,7 @@ with warnings.catch_warnings():  # torch warns of its own use of torch.jit.scrip
 _MEBI = 1 << 20
 
 
-class Replicated:
+class Replicated(Engine):
     """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients."""
 
     def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
@@ -67,26 +61,6 @@ class Replicated:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the model, without DDP around it."""
-        output: torch.Tensor = self.model(x)
-        return output
-
-    def gradients(self) -> Named:
-        """All of them."""
-        return {name: gradient_of(weight) for name, weight in self.model.named_parameters()}
-
-    def parameters(self) -> Named:
-        """All of them."""
-        return dict(self.model.named_parameters())
-
-    def part(self, full: Named) -> Named:
-        """Everything."""
-        return full
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
 
 class ShardedOptimizer(Replicated):
     """DDP whose optimizer keeps the states of its own parameters and broadcasts them when updated."""
@@ -102,7 +76,7 @@ class ShardedOptimizer(Replicated):
         )
 
 
-class FullySharded:
+class FullySharded(Engine):
     """fully_shard around each block and the whole; parameters are cut along their first dimension."""
 
     def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
@@ -136,11 +110,6 @@ class FullySharded:
             if isinstance(block, FSDPModule):
                 block.reshard()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the model."""
-        output: torch.Tensor = self.model(x)
-        return output
-
     def gradients(self) -> Named:
         """Local shards."""
         return {name: local(gradient_of(weight)) for name, weight in self.model.named_parameters()}
@@ -153,9 +122,6 @@ class FullySharded:
         """The same shards of full tensors: those along the mesh's last dimension."""
         shards, own = self.mesh.size(-1), self.mesh.get_local_rank(-1)
         return {name: tensor.chunk(shards)[own] for name, tensor in full.items()}
-
-    def close(self) -> None:
-        """The mesh belongs to whoever made it."""
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from fixtures.check.judges import corruption, parallel, placement
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks.steps import REGISTRY, Context
@@ -35,11 +37,19 @@ def load(steps: Sequence[str]) -> None:
 
 
 def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
-    """What every rank says of every case: one world, one launch, `found[case][rank]`."""
+    """What every rank says of every case: one world, one launch, `found[case][rank]`.
+
+    No case may leave a process group behind.
+    """
     load([step for step, _ in cases])
 
     def all_cases(ctx: Context) -> list[dict[str, Any]]:
-        return [REGISTRY[step](ctx, **parameters) for step, parameters in cases]
+        said = []
+        for step, parameters in cases:
+            said.append(REGISTRY[step](ctx, **parameters))
+            left = list(dist.distributed_c10d._world.pg_map)
+            assert left == [dist.group.WORLD], f"{step} leaves {len(left) - 1} process groups behind"
+        return said
 
     by_rank = run_world(size, all_cases)
     return [[rank[index] for rank in by_rank] for index in range(len(cases))]

@@ -14,7 +14,7 @@ from torch import Tensor
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
-from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique, answer, study
+from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
 from fixtures.ranks.study.pattern import Pattern, timed
 from suites.expert.disaggregated.model import Pace
 from suites.expert.disaggregated.passes import Log, Sides
@@ -98,10 +98,6 @@ class Edges(Technique[None]):
         with seen():
             found = {name: sent_by(way).clone() for name, way in self.ways.items()}
         return Left({}, None, found)
-
-    def reference(self, dtype: torch.dtype) -> Named:
-        """Nothing is computed: see `beside`."""
-        return {}
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Every word has come, and names itself."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B
 
 from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.models import gradient_of
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
@@ -30,7 +31,6 @@ from suites.mesh.moe.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.stages import RecordedStage
-from suites.zero.training import gradient_of
 
 
 class Trainer:

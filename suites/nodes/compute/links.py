@@ -11,7 +11,7 @@ import torch
 from fixtures.ranks import timing
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context, Unsupported
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Kernel, Series, Timed, timed
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, Timed, timed
 from suites.nodes.compute.wrong import Corruption, keep, unlike
 
 HOST_BYTES = 256 << 20
@@ -76,7 +76,7 @@ def _pair(
     buffers[target].zero_()
     at_source = replace(ctx, device=devices[source], alone=True)
     timing.complete(replace(ctx, device=devices[target]))
-    kernel = Kernel(lambda: buffers[target].copy_(buffers[source], non_blocking=True))
+    kernel = timing.Kernel(lambda: buffers[target].copy_(buffers[source], non_blocking=True))
     kind = devices[source].type
     samples = timing.measure(at_source, kernel, ITERATIONS[kind], BUDGET_S[kind], f"{source} to {target}")
     timing.complete(at_source)

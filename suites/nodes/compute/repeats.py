@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Block, seeded
-from suites.nodes.compute.wrong import NAMES, Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, keep, unlike
 
 MOST_KINDS = 4
 SIZES: Mapping[str, Mapping[str, int]] = {

@@ -20,23 +20,6 @@ BUDGET_S = {"cpu": 0.1, "cuda": 2.0}
 Series = dict[str, Any]
 
 
-class Kernel:
-    """Something to repeat that needs no preparation."""
-
-    host_clock = False
-    lockstep = False
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
-
-    def prepare(self, i: int) -> None:
-        """Nothing to restore."""
-
-    def run(self, i: int) -> None:
-        """Do it once."""
-        self._run()
-
-
 @dataclass(frozen=True)
 class Timed:
     """What is timed: `amount` operations or bytes. In `brief`, for its median alone."""
@@ -59,7 +42,7 @@ def timed(ctx: Context, about: Timed, run: Callable[[], object]) -> list[Series]
 def _measure(ctx: Context, about: Timed, run: Callable[[], object]) -> timing.Samples:
     kind = ctx.device.type
     most, budget_s = (ITERATIONS, BUDGET_S) if about.brief else (LONG, LONG_S)
-    return timing.measure(ctx, Kernel(run), most[kind], budget_s[kind], about.what[:20])
+    return timing.measure(ctx, timing.Kernel(run), most[kind], budget_s[kind], about.what[:20])
 
 
 def _series(about: Timed, load: str, samples: timing.Samples) -> Series:

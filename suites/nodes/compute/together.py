@@ -12,8 +12,9 @@ import torch.distributed as dist
 from fixtures.ranks import timing
 from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.overlap import hidden_share
 from suites.nodes.compute.matmul import Product, half, normal
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Kernel, Series, figure
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
 from suites.nodes.compute.wrong import Corruption, keep, unlike
 
 SIDE = {"cpu": 128, "cuda": 8192}
@@ -57,7 +58,7 @@ class Both:
     def seconds(self, run: Callable[[], object]) -> float:
         """The median seconds of something."""
         kind = self._ctx.device.type
-        samples = timing.measure(self._ctx, Kernel(run), ITERATIONS[kind], BUDGET_S[kind], "together")
+        samples = timing.measure(self._ctx, timing.Kernel(run), ITERATIONS[kind], BUDGET_S[kind], "together")
         return statistics.median(samples.seconds)
 
     def _reduce(self) -> None:
@@ -78,7 +79,7 @@ def measured(ctx: Context, repeats: int) -> tuple[list[Series], list[Corruption]
     both = Both(ctx)
     wrong = _checked(ctx, both, repeats)
     compute_s, communicate_s, both_s = both.times()
-    hidden = (compute_s + communicate_s - both_s) / min(compute_s, communicate_s)
+    hidden = hidden_share(compute_s, communicate_s, both_s)
     slowdown = both_s / max(compute_s, communicate_s) - 1.0
     samples = ITERATIONS[ctx.device.type]
     what = f"{both.products} products beside an all_reduce"

@@ -19,7 +19,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Llama, loss, seeded, tokens
 from suites.nodes.compute.matmul import DTYPES, Product, half, normal, side_for
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Kernel, Series, figure
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
 
 STEP = (
     0.1  # how far the weights go, all together: a length that lowers the loss of a small and of a large model
@@ -48,7 +48,7 @@ def measured(ctx: Context, size: Size, steps: int) -> dict[str, Any]:
         losses.append(found.detach())
 
     # Each step changes the model, so that warming up would be training too: it is all counted as losses.
-    samples = timing.measure(ctx, Kernel(train), steps, 4 * BUDGET_S[ctx.device.type], "training")
+    samples = timing.measure(ctx, timing.Kernel(train), steps, 4 * BUDGET_S[ctx.device.type], "training")
     per_step = (
         size["batch"]
         * size["length"]
@@ -104,5 +104,5 @@ def _peak(ctx: Context) -> float:
     dtype = half(ctx.device)
     side = side_for(dtype, ctx.device)
     product = Product(dtype, *normal(side, ctx.device, ctx.seed))
-    samples = timing.measure(ctx, Kernel(product.run), ITERATIONS[kind], BUDGET_S[kind], "peak")
+    samples = timing.measure(ctx, timing.Kernel(product.run), ITERATIONS[kind], BUDGET_S[kind], "peak")
     return 2.0 * side**3 / statistics.median(samples.seconds)

@@ -7,24 +7,11 @@ from typing import Any
 import torch
 
 from fixtures.ranks.exact.compare import MOST_REPORTED, WINDOW
+from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
-
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-NAMES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int64: "int64",
-    torch.int32: "int32",
-}
+from fixtures.ranks.study.parity import bits
 
 Corruption = dict[str, Any]
-
-
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bit patterns of a tensor's elements, in one row."""
-    return tensor.detach().contiguous().view(BITS[tensor.element_size()]).flatten()
 
 
 def unlike(
@@ -37,12 +24,12 @@ def unlike(
     """
     if found.shape != right.shape or found.dtype != right.dtype:
         raise ValueError(f"{what}: compared {found.dtype} {found.shape} with {right.dtype} {right.shape}")
-    seen, wanted = bits_of(found), bits_of(right)
+    seen, wanted = bits(found.detach()).flatten(), bits(right.detach()).flatten()
     if torch.equal(seen, wanted):
         return None
     places = torch.nonzero(seen != wanted).flatten()
     first, width = int(places[0]), 8 * found.element_size()
-    values = [int(bits[first]) & ((1 << width) - 1) for bits in (seen, wanted)]
+    values = [int(one[first]) & ((1 << width) - 1) for one in (seen, wanted)]
     return {
         "rank": ctx.rank,
         "source_rank": ctx.rank,

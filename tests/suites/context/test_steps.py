@@ -1,4 +1,4 @@
-"""Context parallelism in worlds of 2, 4 and 8 ranks, and its closed forms at 8, 64 and 512."""
+"""Context parallelism in a world of 4 ranks, and its closed forms in larger ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SMALL = {"batch": 1, "tokens": 2, "dim": 4}
 Answers = list[tuple[str, list[dict[str, Any]]]]
 
 
-@pytest.fixture(scope="module", params=[2, 4, 8])
-def answers(request: pytest.FixtureRequest) -> Answers:
+@pytest.fixture(scope="module")
+def answers() -> Answers:
     """Every case of the suite in one world: the step, and what each rank says."""
-    found = assert_green(request.param, CASES, PARTS)
+    found = assert_green(4, CASES, PARTS)
     return [(step, ranks) for (step, _), ranks in zip(CASES, found, strict=True)]
 
 
@@ -83,7 +83,7 @@ def accounts(size: int, rank: int) -> Accounts:
     return found
 
 
-@pytest.mark.parametrize(("size", "rank"), [(8, 7), (64, 32), (512, 256)])
+@pytest.mark.parametrize(("size", "rank"), [(8, 7), (64, 32)])
 def test_traffic_and_memory_are_the_closed_forms(size: int, rank: int) -> None:
     assert_closed_forms(fake_world(size, rank, accounts), len(MASKED))
 

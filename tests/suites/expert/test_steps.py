@@ -33,7 +33,7 @@ from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
 from tests.teeth.expert import APART, LIMITED, PARITY, PATTERN, SPEED, TOKENS
 
-SIZES = (2, 4, 8, 64, 512)
+SIZES = (2, 8, 64)
 STEPS: list[tuple[str, dict[str, Any]]] = [
     *(("expert.dispatch_combine", {**TOKENS, "routing": kind}) for kind in ROUTINGS),
     *(("expert.parity", {**PARITY, "routing": kind}) for kind in ROUTINGS),
@@ -43,9 +43,8 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 TIMED: list[tuple[str, dict[str, Any]]] = [("expert.throughput", SPEED), ("expert.m2n_speed", PATTERN)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_part_of_every_step_holds(size: int) -> None:
-    found = assert_green(size, [*STEPS, *TIMED], parts=("parity", "repeat", "traffic", "figures", "wrong"))
+def test_every_part_of_every_step_holds() -> None:
+    found = assert_green(4, [*STEPS, *TIMED], parts=("parity", "repeat", "traffic", "figures", "wrong"))
     for (step, _), results in zip(STEPS, found, strict=False):
         assert all(("memory" in result) == (step == "expert.parity") for result in results), step
     sharded = found[4][0]
@@ -57,7 +56,7 @@ def test_every_part_of_every_step_holds(size: int) -> None:
         "grads (bf16)",
     }
     balanced, _, one_hot, _ = (results[0]["figures"]["imbalance"] for results in found[:4])
-    assert (balanced, one_hot) == (1.0, size)
+    assert (balanced, one_hot) == (1.0, 4)
     assert found[8][0]["figures"]["internode_saved"] > 0.2
     speed = found[len(STEPS)][0]["figures"]
     assert {"dispatch", "combine", "dispatch_us", "combine_us"} <= speed.keys()
@@ -102,7 +101,7 @@ def fake_speed(ranks: int) -> list[dict[str, Any]]:
 
 
 def test_timed_exchanges_issue_the_closed_form_in_fake_worlds() -> None:
-    found = run_world(1, lambda _: [fake_speed(ranks) for ranks in (8, 64, 512)])[0]
+    found = run_world(1, lambda _: [fake_speed(ranks) for ranks in (8, 64)])[0]
     for (line,) in found:
         assert line["op"] == "all_to_all"
         assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"])

@@ -94,6 +94,6 @@ def accounts(size: int, rank: int) -> Accounts:
 
 
 # Ranks to whose experts somebody sends: torch's fake group refuses to send an empty tensor back.
-@pytest.mark.parametrize(("size", "rank"), [(8, 0), (8, 5), (16, 5), (64, 33), (512, 257)])
+@pytest.mark.parametrize(("size", "rank"), [(8, 0), (16, 5), (64, 33)])
 def test_traffic_and_memory_are_the_closed_forms(size: int, rank: int) -> None:
     assert_closed_forms(fake_world(size, rank, accounts), len(CASES))

@@ -1,4 +1,4 @@
-"""Dense combinations: every part of every step in real worlds on gloo, and the groups left behind."""
+"""Dense combinations: every part of every step in real worlds on gloo."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT
 from suites.mesh.axes import Layout, laid_out
 from suites.mesh.dense import Divided
 from suites.mesh.task import Task, unsharded
-from suites.mesh.test_mesh import EXPERTS, STEPS
+from suites.mesh.test_mesh import STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
-from tests.suites.parallel import Case, assert_green, load
+from tests.suites.parallel import Case, assert_green
 
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
 LESS = {"rows": 1, "layers": 1, "per_stage": 1}
@@ -89,18 +88,6 @@ def test_the_loss_falls_while_it_is_compared() -> None:
     losses = unsharded(Task(context(0, 2), layout, **parameters), EXACT)["loss"]
     assert len(losses) == 20
     assert float(losses[-2:].mean()) < 0.8 * float(losses[:2].mean())
-
-
-def test_no_step_leaves_a_process_group_behind() -> None:
-    small = [smaller(case.step, case.parameters) for case in (*STEPS[:3], *EXPERTS)]
-    load([step for step, _ in small])
-
-    def groups_left(ctx: Context) -> int:
-        for step, parameters in small:
-            REGISTRY[step](ctx, **parameters)
-        return len(dist.distributed_c10d._world.pg_map)
-
-    assert run_world(2, groups_left) == [1, 1]
 
 
 def test_the_parts_of_all_ranks_make_up_every_weight_once() -> None:

@@ -34,7 +34,7 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 8])
 def test_every_part_of_every_step_holds(size: int) -> None:
     found = assert_green(size, [(case.step, case.parameters) for case in EXPERTS], parts=PARTS)
     for case, ranks in zip(EXPERTS, found, strict=True):
