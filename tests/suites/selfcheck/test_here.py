@@ -57,6 +57,7 @@ def run(report: Path, *arguments: str) -> Ran:
     return Ran(done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines])
 
 
+@pytest.mark.alone  # two runs on one machine keep each other out
 def test_every_planted_fault_is_found_and_named_and_judges_no_node(here: Path) -> None:
     ran = run(here, "suites/nodes/test_reachability.py")
     assert ran.status == 0, ran.output
@@ -78,6 +79,7 @@ def test_it_takes_a_few_seconds_beside_the_start_of_its_job(here: Path) -> None:
     assert sum(record["seconds"] for record in ran.of("check")) - start_s < MOST_S
 
 
+@pytest.mark.alone  # two runs on one machine keep each other out
 def test_ranks_that_plant_nothing_are_found_out(here: Path) -> None:
     ran = run(here, "suites/nodes/test_reachability.py", "-p", "tests.suites.selfcheck.deaf")
     assert ran.status != 0
