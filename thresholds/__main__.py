@@ -221,12 +221,11 @@ def _explain_derived(hardware: Hardware, case: Case) -> int:
     """Show the limit of a pattern of one collective, which follows from the rows for that."""
     pattern = [Moved(str(case["collective"]), int(case["size"]))]
     try:
-        shares = derived.shares(hardware, pattern, case)
+        shares = derived.shares(hardware, pattern, case, int(case["nodes"]) * int(case["ranks_per_node"]))
     except (LimitError, BoundError) as error:
         return _say(sys.stderr.write, f"on record only: {error}", status=1)
-    allowed_s = derived.FACTOR * sum(share.latency_s + share.bytes_s for share in shares)
     lines = [f"no row judges it: {derived.FACTOR:g} x the sum of", *(f"  {share}" for share in shares)]
-    return _say(sys.stdout.write, "\n".join([*lines, f"  is {allowed_s * 1e6:.4g} us"]))
+    return _say(sys.stdout.write, "\n".join([*lines, f"  is {derived.allowed_s(shares) * 1e6:.4g} us"]))
 
 
 def _physics(hardware: Hardware, row: Limit, case: Case) -> Iterator[str]:

@@ -12,7 +12,8 @@ for sizes between the two, where neither is reached.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reports.record import Judgement, Outcome
@@ -34,10 +35,6 @@ class Moved:
     collective: str
     size_bytes: int
 
-    def sent_bytes(self, ranks: int) -> float:
-        """Bytes that a rank must send: those of nccl-tests' bus bandwidth."""
-        return self.size_bytes * busbw_factor(self.collective, ranks)
-
 
 @dataclass(frozen=True)
 class Share:
@@ -57,9 +54,8 @@ class Share:
         )
 
 
-def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case) -> list[Share]:
+def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int) -> list[Share]:
     """Give what each collective may take; LimitError where a row is missing, BoundError where a rate is."""
-    ranks = int(case["nodes"]) * int(case["ranks_per_node"])
     return [_share(hardware, moved, case, ranks) for moved in pattern]
 
 
@@ -68,7 +64,17 @@ def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
     here = {**case, **_SWEEP, "collective": moved.collective}
     latency = find(hardware, "latency", {**here, "size": min(sweep.latency)})
     rate, row = floor(hardware, {**here, "size": max(sweep.plateau)})
-    return Share(moved, latency.value / 1e6, moved.sent_bytes(ranks) / rate / 1e9, (latency, row))
+    return Share(moved, latency.value / 1e6, sent_bytes([moved], ranks) / rate / 1e9, (latency, row))
+
+
+def sent_bytes(pattern: Sequence[Moved], ranks: int) -> float:
+    """Bytes that a rank must send: those of nccl-tests' bus bandwidth."""
+    return sum(moved.size_bytes * busbw_factor(moved.collective, ranks) for moved in pattern)
+
+
+def allowed_s(parts: Sequence[Share]) -> float:
+    """Give what a pattern of these may take."""
+    return FACTOR * sum(part.latency_s + part.bytes_s for part in parts)
 
 
 def floor(hardware: Hardware, case: Case) -> tuple[float, Limit]:
@@ -79,22 +85,21 @@ def floor(hardware: Hardware, case: Case) -> tuple[float, Limit]:
 
 
 def judge(
-    hardware: Hardware, pattern: Sequence[Moved], case: Case, median_s: float
+    hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int, median_s: float
 ) -> tuple[Judgement | None, str]:
     """Hold the median time of a pattern against its derived limit; without one, why there is none."""
     try:
-        parts = shares(hardware, pattern, case)
+        parts = shares(hardware, pattern, case, ranks)
     except (LimitError, BoundError) as error:
         return None, str(error)
-    allowed_s = FACTOR * sum(part.latency_s + part.bytes_s for part in parts)
-    ranks = int(case["nodes"]) * int(case["ranks_per_node"])
-    sent = sum(moved.sent_bytes(ranks) for moved in pattern) / 1e9
-    value, limit = sent / median_s, sent / allowed_s
-    good = median_s <= allowed_s
+    most_s = allowed_s(parts)
+    sent = sent_bytes(pattern, ranks) / 1e9
+    value, limit = sent / median_s, sent / most_s
+    good = median_s <= most_s
     words = (
         f"{case.get('step')} {METRIC} {format_number(value, limit)} GB/s over {case.get('path')} is "
         f"{'at least' if good else 'below'} {format_number(limit, value)} GB/s: "
-        f"{_counted(pattern)} took {median_s * 1e3:.4g} ms, and {allowed_s * 1e3:.4g} ms are allowed"
+        f"{_counted(pattern)} took {median_s * 1e3:.4g} ms, and {most_s * 1e3:.4g} ms are allowed"
     )
     rows = ", ".join(dict.fromkeys(row.where for part in parts for row in part.rows))
     source = f"derived: {FACTOR:g} x (latency + bytes / busbw) of {hardware.name} ({rows})"
@@ -104,7 +109,5 @@ def judge(
 
 
 def _counted(pattern: Sequence[Moved]) -> str:
-    counts: Mapping[Moved, int] = {moved: list(pattern).count(moved) for moved in pattern}
-    return ", ".join(
-        f"{count} {moved.collective} of {format_size(moved.size_bytes)}" for moved, count in counts.items()
-    )
+    counts = Counter(pattern).items()
+    return ", ".join(f"{count} {one.collective} of {format_size(one.size_bytes)}" for one, count in counts)

@@ -117,8 +117,8 @@ def test_latency_and_bytes_of_every_collective_and_a_quarter_more(hardware: Hard
     pattern = [Moved("all_reduce", MIB), Moved("all_reduce", MIB), Moved("all_gather", MIB)]
     sent = (2 * 1.5 + 0.75) * MIB
     allowed_s = 1.25 * (3 * 1e-3 + sent / 0.1e9)
-    good, _ = derived.judge(hardware, pattern, CASE, allowed_s * 0.999)
-    bad, _ = derived.judge(hardware, pattern, CASE, allowed_s * 1.001)
+    good, _ = derived.judge(hardware, pattern, CASE, 4, allowed_s * 0.999)
+    bad, _ = derived.judge(hardware, pattern, CASE, 4, allowed_s * 1.001)
     assert good is not None
     assert bad is not None
     assert (good.outcome, bad.outcome) == (Outcome.PASS, Outcome.FAIL)
@@ -128,7 +128,7 @@ def test_latency_and_bytes_of_every_collective_and_a_quarter_more(hardware: Hard
 
 
 def test_without_a_row_there_is_no_limit_and_the_reason_is_told(hardware: Hardware) -> None:
-    judged, why = derived.judge(hardware, [Moved("send_recv", MIB)], CASE, 1e-3)
+    judged, why = derived.judge(hardware, [Moved("send_recv", MIB)], CASE, 4, 1e-3)
     assert judged is None
     assert "send_recv" in why
 
@@ -146,7 +146,7 @@ def test_every_shipped_file_limits_every_pattern_inside_and_across() -> None:
             if absent(file, case) or file.line_rate.links.get(path, 1.0) is None:
                 continue
             try:
-                derived.shares(file, [Moved(kind, MIB)], case)
+                derived.shares(file, [Moved(kind, MIB)], case, nodes * each)
             except (LimitError, BoundError) as error:
                 if not (isinstance(error, LimitError) and error.kind == "gap"):
                     lacking.append(f"{name}: {kind} over {path} on {nodes}: {error}")
@@ -159,7 +159,11 @@ def test_no_healthy_figure_that_was_published_is_below_the_derived_limit() -> No
         case: Case = {**CASE, "path": path, "nodes": nodes, "ranks_per_node": 8}
         moved = Moved(kind, size_mib * MIB)
         judged, why = derived.judge(
-            load(shipped()[name]), [moved], case, moved.sent_bytes(8 * nodes) / busbw / 1e9
+            load(shipped()[name]),
+            [moved],
+            case,
+            8 * nodes,
+            derived.sent_bytes([moved], 8 * nodes) / busbw / 1e9,
         )
         if judged is None or judged.outcome is not Outcome.PASS:
             wrong.append(f"{source}: {judged.sentence if judged else why}")
