@@ -12,8 +12,9 @@ from reports import notation
 from reports.audit import head
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
-from reports.page import searches
+from reports.page import searches, steps
 from reports.page.searches import Searched
+from reports.page.steps import Family
 from reports.record import (
     READY,
     CheckRecord,
@@ -129,6 +130,7 @@ class Page:
     answers: tuple[Answer, ...]
     gaps: tuple[Gap, ...]
     trouble: tuple[Trouble, ...]
+    families: tuple[Family, ...]
     suites: tuple[Suite, ...]
     sources: tuple[str, ...]
     nodes: tuple[NodeRecord, ...]
@@ -153,6 +155,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         answers=_answers(verdict),
         gaps=(*_unreported(verdict, nodes), *_not_applicable(checks)),
         trouble=_troubles(checks),
+        families=steps.families(check.record for check in checks),
         suites=_suites(checks),
         sources=tuple(sources),
         nodes=tuple(nodes.values()),

@@ -1,0 +1,145 @@
+"""The parallel steps, family by family: each beside what it is held to, the thinnest margin first.
+
+A row is a step in a world: whatever the checks of a family that share the words in their brackets have
+judged. A family is a suite that holds a step against the unsharded model, which is its metric "parity".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reports import notation
+from reports.record import CheckRecord, Judgement, Outcome
+
+_HELD = "parity"
+_FIRST = (_HELD, "repeat", "wrong_elements", "traffic", "memory", "pattern")
+_GRAVITY = (Outcome.FAIL, Outcome.UNCHECKED, Outcome.PASS, Outcome.NOT_APPLICABLE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of one metric; `used` is the share of the limit that the measurement takes up."""
+
+    outcome: Outcome | None = None
+    text: str = ""
+    beside: str = ""
+    used: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in a world: the worst outcome of its checks, a cell per metric, and what is on record."""
+
+    name: str
+    outcome: Outcome
+    cells: tuple[Cell, ...]
+    figures: str
+
+    @property
+    def used(self) -> float:
+        """Of its metrics the largest share that is used."""
+        return max((cell.used for cell in self.cells), default=0.0)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The steps of a suite, those in trouble first, and then the thinnest margin."""
+
+    name: str
+    metrics: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def families(checks: Iterable[CheckRecord]) -> tuple[Family, ...]:
+    """Every family of which anything was measured."""
+    suites: dict[str, dict[str, list[CheckRecord]]] = {}
+    for check in checks:
+        step = check.name.partition("[")[2].rstrip("]")
+        suites.setdefault(check.suite.rpartition(".")[0].rpartition(".")[2], {}).setdefault(step, []).append(
+            check
+        )
+    found = (_family(name, steps) for name, steps in sorted(suites.items()))
+    return tuple(family for family in found if _HELD in family.metrics)
+
+
+def _family(name: str, steps: Mapping[str, Sequence[CheckRecord]]) -> Family:
+    said = dict.fromkeys(
+        judgement.metric for checks in steps.values() for judgement in _judged(checks) if judgement.limit
+    )
+    metrics = (*(one for one in _FIRST if one in said), *(one for one in said if one not in _FIRST))
+    rows = [_step(step, checks, metrics) for step, checks in steps.items()]
+    measured = [row for row in rows if row.outcome is not Outcome.NOT_APPLICABLE]
+    return Family(
+        name, metrics, tuple(sorted(measured, key=lambda row: (_GRAVITY.index(row.outcome), -row.used)))
+    )
+
+
+def _step(name: str, checks: Sequence[CheckRecord], metrics: Sequence[str]) -> Step:
+    cells = tuple(_cell([one for one in _judged(checks) if one.metric == metric]) for metric in metrics)
+    outcome = min((check.outcome for check in checks), key=_GRAVITY.index)
+    return Step(name, outcome, cells, _figures(checks, metrics))
+
+
+def _judged(checks: Sequence[CheckRecord]) -> list[Judgement]:
+    return [judgement for check in checks for judgement in check.judgements]
+
+
+def _cell(judgements: Sequence[Judgement]) -> Cell:
+    """Show the worst of them."""
+    cells = [_shown(judgement) for judgement in judgements if judgement.limit]
+    return min(
+        cells, key=lambda cell: (_GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used), default=Cell()
+    )
+
+
+def _shown(judgement: Judgement) -> Cell:
+    measured, limit = notation.quantity(judgement.value, judgement.unit), judgement.limit
+    used = _used(judgement)
+    if used is None:
+        right = judgement.outcome is Outcome.PASS
+        return Cell(judgement.outcome, "exact" if right else measured or judgement.outcome.value)
+    return Cell(judgement.outcome, f"{notation.number(100 * used, 3)} %", f"{measured} ({limit})", used)
+
+
+def _used(judgement: Judgement) -> float | None:
+    """Value over ceiling, or floor over value; None where a limit is no number, or must be met exactly."""
+    value, limit = judgement.value, judgement.limit_value
+    if value is None or limit is None or not math.isfinite(value):
+        return None
+    over, under = (limit, value) if judgement.limit.startswith(">") else (value, limit)
+    return over / under if under > 0 and judgement.limit.startswith((">", "<")) else None
+
+
+def _figures(checks: Sequence[CheckRecord], metrics: Sequence[str]) -> str:
+    """What is on record, each figure with its formula beside it."""
+    found: dict[str, float] = {}
+    for check in checks:
+        said = check.recorded.get("figures")
+        for name, value in said.items() if isinstance(said, Mapping) else ():
+            if isinstance(name, str) and isinstance(value, int | float) and name not in metrics:
+                found[name] = value
+    beside = {of: _beside(of, found) for of in found}
+    others = {other for there in beside.values() for other in there}
+    return ", ".join(
+        f"{_words(name)} {notation.number(value)}{_in_brackets(beside[name])}"
+        for name, value in found.items()
+        if name not in others
+    )
+
+
+def _beside(name: str, found: Mapping[str, float]) -> dict[str, str]:
+    """The figures that are the formula of this one."""
+    words = {f"{name}_formula": "formula", f"{name}_simulated": "simulated", f"expected_{name}": "expected"}
+    return {
+        other: f"{word} {notation.number(found[other])}" for other, word in words.items() if other in found
+    }
+
+
+def _in_brackets(texts: Mapping[str, str]) -> str:
+    return f" ({', '.join(texts.values())})" if texts else ""
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
