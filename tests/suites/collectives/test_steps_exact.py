@@ -26,7 +26,7 @@ CASES = [
 
 def lacks(collective: str, dtype: str, op: str) -> bool:
     """What gloo of torch 2.13 is known to lack: fp8 except point to point, and integer averages."""
-    point_to_point = collective in ("send_recv", "bisection")
+    point_to_point = bool(COLLECTIVES[collective].shifts)
     integer_average = collective in REDUCING and op == "avg" and not FORMATS[dtype].floating
     return (dtype.startswith("fp8") and not point_to_point) or integer_average
 
