@@ -58,6 +58,7 @@ def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) ->
         *(Objection(node, Weight.UNTRUSTED, untrusted) for node in everyone if untrusted),
         *(objection for check in audit.sound for objection in _not_passed(check, everyone)),
         *(objection for check in audit.sound for objection in _blamed_without_nodes(check)),
+        *_on_bad_paths(audit.sound),
         *_faulty(audit, everyone),
         *_silent(audit, everyone),
         *(Objection(node, Weight.RUN, why) for why in refusals(records, audit) for node in everyone),
@@ -89,6 +90,15 @@ def _blamed_without_nodes(check: CheckRecord) -> Iterator[Objection]:
     for blame in () if check.nodes else check.blame:
         for node in blame.nodes:
             yield Objection(node, Weight.UNCHECKED, f"{check.name}: {blame.sentence}", check.id)
+
+
+def _on_bad_paths(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
+    """A bad path leaves both of its ends unproven, whatever else they pass, unless it is one's own fault."""
+    convicted = {node for check in checks for node, _ in convictions(check)}
+    for check in checks:
+        for blame in (blame for part in check.parts for blame in part.blame if blame.of_a_path):
+            for node in () if convicted & set(blame.nodes) else blame.nodes:
+                yield Objection(node, Weight.FAILED, f"{check.name}: {blame.sentence}", check.id)
 
 
 def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[Objection]:

@@ -88,6 +88,11 @@ class Blame:
     proved: bool = False
 
     @property
+    def of_a_path(self) -> bool:
+        """Whether this names what lies between two nodes, in one direction or both."""
+        return self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
+
+    @property
     def convicts(self) -> bool:
         """Whether this names one node that must go. A bad path between two nodes convicts neither."""
         kinds = CONVICTING | RETURNING if self.proved else CONVICTING

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.judging import Judged, Said, judge, judge_each
-from tests.faults.rows.row import Expect, Names, between, harmless, rejected, unproven
+from tests.faults.rows.row import Expect, Names, harmless, on_path, rejected, unproven
 
 NODES = ("n01", "n02", "n03", "n04")
 Blame = tuple[str, tuple[str, ...], str]
@@ -102,14 +102,16 @@ def test_of_several_faults_each_is_held_against_what_is_said_of_its_own_node() -
 
 
 def test_a_direction_has_an_order_and_a_path_has_none() -> None:
-    everybody = dict.fromkeys(NODES, "unproven")
+    both = {"n01": "unproven", "n03": "unproven"}
     way: Blame = ("link direction", ("n03", "n01"), "")
     path: Blame = ("path", ("n03", "n01"), "")
-    of_way, of_path = between("link direction", names=Names.WAY), between("path", names=Names.PAIR)
-    assert not held(of_way, said(everybody, way, status=2), "n03", "n01").wrong
-    assert held(of_way, said(everybody, way, status=2), "n01", "n03").wrong == ("nobody names n01 and n03",)
-    assert not held(of_path, said(everybody, path, status=2), "n01", "n03").wrong
+    of_way, of_path = on_path("link direction", names=Names.WAY), on_path("path", names=Names.PAIR)
+    assert not held(of_way, said(both, way, status=2), "n03", "n01").wrong
+    assert held(of_way, said(both, way, status=2), "n01", "n03").wrong == ("nobody names n01 and n03",)
+    assert not held(of_path, said(both, path, status=2), "n01", "n03").wrong
     assert held(of_path, said({"n02": "rejected"}, path, status=2), "n01", "n03").wrong
+    everybody = dict.fromkeys(NODES, "unproven")
+    assert held(of_path, said(everybody, path, status=2), "n01", "n03").wrong
 
 
 def test_of_a_fault_that_is_nobodys_no_node_may_be_named() -> None:

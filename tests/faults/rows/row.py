@@ -109,9 +109,14 @@ def unproven(*kinds: str, words: tuple[str, ...] = ()) -> Expect:
     return Expect((2,), ("unproven",), kinds, words=words)
 
 
-def between(*kinds: str, names: Names, words: tuple[str, ...] = ()) -> Expect:
+def on_path(*kinds: str, names: Names) -> Expect:
+    """The fault is between two nodes: nobody is rejected, and whoever is at neither end is accepted."""
+    return Expect((2,), ("unproven",), kinds, names)
+
+
+def of_fabric(*kinds: str) -> Expect:
     """The fault is in no node: nobody is rejected, and nobody can be accepted either."""
-    return Expect((2,), ("unproven",), kinds, names, words, healthy=("unproven",))
+    return Expect((2,), ("unproven",), kinds, Names.NOBODY, healthy=("unproven",))
 
 
 def nobody(*status: int, standings: tuple[str, ...] = ("unproven",), words: tuple[str, ...] = ()) -> Expect:
