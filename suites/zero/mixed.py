@@ -18,6 +18,7 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
+from fixtures.ranks.study.updates import Adam
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
@@ -71,6 +72,10 @@ class MixedZero1(Zero1, ReducedOnce):
         """The masters', by block."""
         return {str(number): gradient_of(master) for number, master in enumerate(self.masters)}
 
+    def updated(self) -> Named:
+        """The masters, by block."""
+        return {str(number): master for number, master in enumerate(self.masters)}
+
     def rounding(self) -> Entries:
         """Hold that the shards are the masters, rounded."""
         pairs = zip(self.blocks, self.masters, strict=True)
@@ -118,15 +123,15 @@ class Casting(Trained[Reduced]):
         return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
 
     def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
-        """The first reduction by itself."""
-        return reduction_entries(self.task, run.kept)
+        """As well the first reduction by itself."""
+        return super().beside(dtype, run) + reduction_entries(self.task, run.kept)
 
 
 class CastingFlat(Casting[MixedZero1]):
     """Stage 1 with masters, whose shards are its masters rounded."""
 
     def beside(self, dtype: torch.dtype, run: Run[MixedZero1]) -> Entries:
-        """The first reduction, and the last rounding."""
+        """As well the last rounding."""
         return super().beside(dtype, run) + run.kept.rounding()
 
 
@@ -142,6 +147,7 @@ def mixed_zero1(task: Task) -> CastingFlat:
         lambda _: MixedZero1(task),
         lambda _: issued,
         lambda engine, _: engine.held(elements, task.ctx.size),
+        rule=Adam(ADAM_RATE),
         make_optimizer=adam_of,
     )
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.patches.memory import kept_whole
+from tests.teeth.patches.narrow import narrow_sum
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 CAUSAL = {**SIZES, "causal": True}
@@ -207,6 +208,10 @@ BUGS = [
     Bug("future keys not masked", GATHERED, CAUSAL, unmasked, ("parity",)),
     Bug("gradients not summed", GATHERED, FULL, instead(SCATTER, own_part), ("parity", "traffic", "wrong")),
     Bug("gradients summed in bf16", GATHERED, FULL, after(SCATTER, rounded), ("parity",)),
+    Bug("bf16 gradients summed in bf16", GATHERED, FULL, after(SCATTER, narrow_sum), ("parity",)),
+    Bug("bf16 gradients summed in bf16", RING, CAUSAL, passing(narrow_sum, (GRADIENTS,)), ("parity",)),
+    Bug("bf16 gradients summed in bf16", ZIGZAG, SIZES, passing(narrow_sum, (GRADIENTS,)), ("parity",)),
+    Bug("bf16 gradients summed in bf16", RING, FULL, passing(narrow_sum, (GRADIENTS,)), ("parity",), 4),
     Bug("a bit flips once", GATHERED, FULL, after(SCATTER, low_bit, (1,), (1,)), ("repeat",)),
     Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
     Bug("gathered keys kept with their buffer", GATHERED, CAUSAL, KEPT, ("memory",)),
