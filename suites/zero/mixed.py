@@ -7,6 +7,7 @@ its shard alone. Gradients are widened before they are reduced: a sum in bf16 wo
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +37,10 @@ class ReducedOnce(Engine):
     """What keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named
+
+    @abstractmethod
+    def rounding(self) -> Entries:
+        """Hold that what is computed with are the masters, rounded."""
 
 
 Reduced = TypeVar("Reduced", bound=ReducedOnce)
@@ -77,7 +82,7 @@ class MixedZero1(Zero1, ReducedOnce):
         return {str(number): master for number, master in enumerate(self.masters)}
 
     def rounding(self) -> Entries:
-        """Hold that the shards are the masters, rounded."""
+        """Of the shards."""
         pairs = zip(self.blocks, self.masters, strict=True)
         return [
             parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINED))
@@ -123,26 +128,19 @@ class Casting(Trained[Reduced]):
         return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
 
     def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
-        """As well the first reduction by itself."""
-        return super().beside(dtype, run) + reduction_entries(self.task, run.kept)
+        """As well the first reduction by itself, and the last rounding."""
+        held = super().beside(dtype, run) + reduction_entries(self.task, run.kept)
+        return held + run.kept.rounding()
 
 
-class CastingFlat(Casting[MixedZero1]):
-    """Stage 1 with masters, whose shards are its masters rounded."""
-
-    def beside(self, dtype: torch.dtype, run: Run[MixedZero1]) -> Entries:
-        """As well the last rounding."""
-        return super().beside(dtype, run) + run.kept.rounding()
-
-
-def mixed_zero1(task: Task) -> CastingFlat:
+def mixed_zero1(task: Task) -> Casting[MixedZero1]:
     """Four bytes of a gradient reduced, two of a parameter gathered."""
     elements, layers = task.elements, task.layers
     issued = {
         "reduce_scatter": (layers, WIDE.itemsize * elements),
         "all_gather": (layers, TRAINED.itemsize * elements),
     }
-    return CastingFlat(
+    return Casting(
         task,
         lambda _: MixedZero1(task),
         lambda _: issued,
