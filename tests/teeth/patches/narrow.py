@@ -18,6 +18,7 @@ Call = Callable[..., Any]
 Maker = Callable[[Call], Call]
 NARROW = torch.bfloat16
 LAYER_TOKENS = 16  # of one rank
+_NEAR = 0.2  # updates are smaller, blocks are farther apart
 _LOW_HALF = ~0xFFFF  # bf16 is the upper half of fp32
 
 
@@ -161,32 +162,30 @@ def without_last_bit(original: Call) -> Call:
     return call
 
 
-def stale(calls_of_a_step: int, calls_of_a_run: int) -> Maker:
-    """A model's share is gathered as it was in the step before."""
+def stale(original: Call) -> Call:
+    """A model's share is gathered as it was before its last update: near what it is, and not the same."""
+    before: list[torch.Tensor] = []
 
-    def make(original: Call) -> Call:
-        before: list[torch.Tensor] = []
+    def call(*args: Any, **kwargs: Any) -> Any:
+        whole, part = _delivered_first(args, kwargs)
+        current = part.detach().clone()
+        older = (old for old in reversed(before) if 0 < _distance(old, current) < _NEAR)
+        part.data.copy_(next(older, current))
+        before.append(current)
+        work = original(*args, **kwargs)
+        if work is not None:
+            work.wait()
+        if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            part.data.copy_(current)
+        return work
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            whole, part = _delivered_first(args, kwargs)
-            current = part.detach().clone()
-            if len(before) == calls_of_a_run:
-                before.clear()
-            before.append(current)
-            late = before[-1 - calls_of_a_step] if len(before) > calls_of_a_step else current
-            if late.shape != part.shape:
-                return original(*args, **kwargs)
-            part.data.copy_(late)
-            work = original(*args, **kwargs)
-            if work is not None:
-                work.wait()
-            if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-                part.data.copy_(current)
-            return work
+    return call
 
-        return call
 
-    return make
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape:
+        return 1.0
+    return float((one - other).float().norm() / other.float().norm())
 
 
 def flipped_once(number: int) -> Maker:
