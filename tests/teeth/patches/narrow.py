@@ -227,3 +227,15 @@ def narrow_sum(received: torch.Tensor, _sent: torch.Tensor) -> None:
     """The sum that is passed on in fp32 was added up in bf16."""
     if received.dtype is torch.float32:
         received.copy_(received.bfloat16())
+
+
+def added_up_narrow(original: Call) -> Call:
+    """Summands in fp32 lose what bf16 does not hold, and so does their sum."""
+
+    def call(received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        narrow = sent.bfloat16().float() if sent.dtype is torch.float32 else sent
+        done = original(received, narrow, *args, **kwargs)
+        narrow_sum(received, sent)
+        return done
+
+    return call
