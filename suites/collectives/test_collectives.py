@@ -10,7 +10,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import judging, peers
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case
-from fixtures.wire.collectives import BARRIER, COLLECTIVES
+from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
 REDUCTIONS = tuple(name for name, row in EVERYWHERE.items() if row.reduces)
@@ -20,6 +20,8 @@ DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3",
 # The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
 OPERATIONS = ("avg", "min", "max", "prod")
 OPERATION_DTYPES = ("fp32", "bf16", "int64")
+
+ROUNDED_DTYPES = ("fp16", "bf16")
 
 LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
@@ -129,4 +131,17 @@ def test_latency_stays_below_its_ceiling(check: Check) -> None:
 @over(TRANSPORT, INSIDE, NETWORK, NIC, ask=requests.transport, judges=[judging.transport])
 def test_the_data_cross_the_links_they_should(check: Check) -> None:
     """The transport that was really used, from the library's own log and the ports' counters."""
+    check.run()
+
+
+# In jobs of their own, without NVLS: so they are last.
+@over(
+    exact(REDUCTIONS, ROUNDED_DTYPES, (ROUNDED,)),
+    INSIDE,
+    NETWORK,
+    ask=requests.exactness,
+    judges=[judging.exactness],
+)
+def test_sums_are_rounded_to_the_nearest(check: Check) -> None:
+    """Sums in the dtypes of training are rounded, and not cut off."""
     check.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,7 @@ class ContextParallel(Technique[Tally]):
     """
 
     local = (ALONE,)
+    once: Collection[str] = (*NAMES, ALONE)
 
     def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = EXACT) -> None:
         if ctx.size < 2:

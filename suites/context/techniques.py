@@ -32,7 +32,7 @@ from suites.context.ring_attention import (
     visits,
     wide,
 )
-from suites.context.technique import ContextParallel, Shape
+from suites.context.technique import ALONE, ContextParallel, Shape
 
 _FULL = 64  # ranks up to which a rank's part is as large as the device deserves
 _TILE = 64  # tokens
@@ -171,6 +171,8 @@ class Ulysses(ContextParallel):
         super().__init__(ctx, shape, dtype)
         self.repeats = _repeats(shape, ctx.size)
         self.kv_heads = shape.kv_heads * self.repeats
+        if self.repeats > 1:  # autograd adds up the gradients of repeated heads as they come, in 16 bits
+            self.once = ("forward", "grad:q", ALONE)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """All of the sequence with some of the heads."""

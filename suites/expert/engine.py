@@ -147,6 +147,7 @@ class Carrying(Experts):
         x = made.tokens[rank].to(dtype).detach().requires_grad_()
         logits = x.double() @ model.router.weight.double().T
         weights, chosen = route(logits, model.wanted, model.top_k, torch.float32)
+        model.weights = weights.detach()
         kept: list[Any] = []
         rows, shares, found = dispatched(x, weights, chosen, made.shape.experts, self.by, kept)
         done = torch.zeros_like(rows)
@@ -158,7 +159,7 @@ class Carrying(Experts):
         with seen():
             model.synchronise()
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
-        return Left(results(out, x, model.router, model.experts), model, brought)
+        return Left(results(out, x, model), model, brought)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """The router's gradient; what the engine's kernels send, torch cannot count."""

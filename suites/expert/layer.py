@@ -120,7 +120,10 @@ class Unsharded(MoE):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose with a preference."""
-        return route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
+        logits = x.double() @ self.router.weight.double().T
+        weights, chosen = route(logits, self.wanted, self.top_k, x.dtype)
+        self.weights = weights.detach()
+        return weights, chosen
 
 
 class Sharded(nn.Module):
@@ -136,6 +139,7 @@ class Sharded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Dispatch, let the experts work, combine."""
         weights, chosen = route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
+        self.weights = weights.detach()
         layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
         rows = copies(x, layout.order, self.top_k)
         arrived = exchanged(rows, layout.sent, layout.received, self.group)

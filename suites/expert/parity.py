@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
@@ -18,6 +18,7 @@ from suites.expert.routing import Shape, matrix, preference, tokens_on, top_k, u
 from suites.expert.tokens import WORD_BYTES, rows_of
 
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
+WEIGHTS = "weights of experts"
 DECIDES = 1e3  # more than any logit
 _ROUTER_BYTES = 4  # of a number of the router, or more: it is never narrower than fp32
 
@@ -54,6 +55,7 @@ class Experts(Technique[Sharded]):
 
     ctx: Context
     made: Layer
+    once = (WEIGHTS,)
 
     def __post_init__(self) -> None:
         shape = self.made.shape
@@ -77,7 +79,7 @@ class Experts(Technique[Sharded]):
             out = model(x)
             out.backward(self.made.targets[rank].to(dtype))
             model.synchronise()
-        return Left(results(out, x, model.router, model.experts), model)
+        return Left(results(out, x, model), model)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """All tokens through all experts."""
@@ -85,13 +87,14 @@ class Experts(Technique[Sharded]):
         x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
         out = model(x)
         out.backward(torch.cat(self.made.targets).to(dtype))
-        return results(out, x, model.router, model.experts)
+        return results(out, x, model)
 
     def part(self, whole: Named, kept: Sharded) -> Named:
         """This rank's tokens and experts; the router is everybody's."""
         rank, counts = self.ctx.rank, [len(rows) for rows in self.made.tokens]
         return {
             "forward": torch.split(whole["forward"], counts)[rank],
+            WEIGHTS: torch.split(whole[WEIGHTS], counts)[rank],
             "grad:x": torch.split(whole["grad:x"], counts)[rank],
             "grad:router": whole["grad:router"],
             "grad:experts": whole["grad:experts"].chunk(self.ctx.size)[rank],
@@ -124,10 +127,12 @@ class Experts(Technique[Sharded]):
         ]
 
 
-def results(out: Tensor, x: Tensor, router: nn.Module, experts: nn.Module) -> Named:
-    """What is compared: the output, and every gradient."""
+def results(out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:
+    """What is compared: the output, how much each expert counts, and every gradient."""
+    router, experts = model.router, model.experts
     return {
         "forward": out.detach(),
+        WEIGHTS: model.weights,
         "grad:x": gradient_of(x),
         "grad:router": torch.cat([gradient_of(one).flatten() for one in router.parameters()]),
         "grad:experts": torch.cat([gradient_of(one).flatten() for one in experts.parameters()]),

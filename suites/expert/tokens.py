@@ -15,7 +15,7 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
+from fixtures.ranks.study.pattern import PAYLOADS, Corruptions, Pattern, timed
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, tables, transposed
 
@@ -120,7 +120,11 @@ def expected_at_experts(
 def exact(
     ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
 ) -> Corruptions:
-    """Integers through the splits of dispatch and combine: so many words from every rank to every rank."""
+    """Every payload through the splits of dispatch and combine: so many items from each rank to each."""
     ways = {"dispatch": there, "combine": transposed(there)}
-    exchanges = [Dealt(ctx, f"{what} {way}", words, among=among) for way, words in ways.items()]
+    exchanges = [
+        Dealt(ctx, f"{what} {way}", words, among=among, dtype=dtype)
+        for dtype in PAYLOADS
+        for way, words in ways.items()
+    ]
     return timed(ctx, Pattern(exchanges), what).wrong

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.models import Attention, Block, Llama
+from fixtures.ranks.study.updates import Updates
 from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
 from suites.context.ring_attention import RingAttention, Tally, apply
@@ -93,6 +94,8 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
 
 class Divided:
     """The whole model, divided, at work on one rank."""
+
+    updates: Updates
 
     def __init__(self, task: Task, mesh: Mesh, dtype: torch.dtype, reshard: bool = True) -> None:
         self.task = task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -28,11 +29,13 @@ from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
+from fixtures.ranks.study.updates import Sgd, Updates
 from suites.context.ring_attention import wide
 from suites.mesh import placement
 from suites.zero.training import of_kind
 
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
+RULE = Sgd(LEARNING_RATE, MOMENTUM)
 SIZE_BYTES = 1 << 16  # of an exact payload; a GPU gets larger ones
 Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group, and the closed form
 
@@ -41,6 +44,7 @@ class Engine(Protocol):
     """A model at work on one rank, divided along all axes."""
 
     optimizer: torch.optim.Optimizer
+    updates: Updates
 
     def step(self, number: int) -> Named:
         """Train with this rank's tokens of a batch; give what of its results is seen here."""
@@ -78,12 +82,13 @@ class Combined(Technique[AnEngine]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train; the calls of the last step, the steady state, are counted."""
         engine = self.make(dtype)
+        engine.updates = Updates(parameters_of(engine.weights()), RULE)
         steps = []
-        for number in range(self.steps - 1):
-            steps.append(engine.step(number))
+        for number in range(self.steps):
+            with seen() if number == self.steps - 1 else nullcontext():
+                steps.append(engine.step(number))
+            engine.updates.follow(gradients_of(engine.weights()))
             self.ctx.progress.done(number + 1)
-        with seen():
-            steps.append(engine.step(self.steps - 1))
         found = stacked(steps) | trained(engine.weights())
         return Left({name: tensor.clone() for name, tensor in found.items()}, engine)
 
@@ -104,6 +109,10 @@ class Combined(Technique[AnEngine]):
                 form = Form({**before.expected, **expected}, f"{before.label}, {name}", group)
             merged[group.group_name] = form
         return list(merged.values())
+
+    def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
+        """The updates."""
+        return run.kept.updates.entries(parameters_of(run.kept.weights()))
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """Parameters, gradients, and an optimizer of one state."""
@@ -133,9 +142,17 @@ def stacked(steps: Sequence[Named]) -> dict[str, Tensor]:
 
 def trained(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Gradients of the last step and parameters, of distributed ones this rank's part."""
-    grads = {name: memory.local(gradient_of(weight)) for name, weight in weights.items()}
-    params = {name: memory.local(weight) for name, weight in weights.items()}
-    return {**of_kind("grad", grads), **of_kind("param", params)}
+    return {**of_kind("grad", gradients_of(weights)), **of_kind("param", parameters_of(weights))}
+
+
+def gradients_of(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Of distributed ones this rank's part, as below."""
+    return {name: memory.local(gradient_of(weight)) for name, weight in weights.items()}
+
+
+def parameters_of(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The weights themselves."""
+    return {name: memory.local(weight) for name, weight in weights.items()}
 
 
 def told(

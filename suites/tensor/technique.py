@@ -36,7 +36,7 @@ from fixtures.ranks.study.driver import (
 )
 from fixtures.ranks.study.models import gradients_of
 from fixtures.ranks.study.overlap import seconds_of
-from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
+from fixtures.ranks.study.pattern import Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.collectives import collective_of
 from suites.tensor.regions import Group, all_reduce
@@ -195,6 +195,7 @@ def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
     for kind in sorted(layer.issued(TRAINED.itemsize)):
         found[kind] = timed(ctx, Pattern([layer.exchange(ctx, kind)]), kind, budget_s=_BUDGET_S)
     size_bytes = SIZE_BYTES[ctx.device.type]
+    wrong = exact(ctx, Pattern.of(ctx, [Move(kind, size_bytes) for kind in found], "bf16"), "bf16")
     bus_bytes = {kind: size_bytes * collective_of(kind).busbw_factor(ctx.size) for kind in found}
     figures = {f"{kind}_busbw": bus_bytes[kind] / one.median_s / 1e9 for kind, one in found.items()}
     all_s = sum(one.median_s for one in found.values())
@@ -202,7 +203,7 @@ def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
     return {
         "figures": {**figures, "pattern": sum(bus_bytes.values()) / all_s / 1e9},
         "samples": min(len(one.seconds) for one in found.values()),
-        "wrong": [wrong for one in found.values() for wrong in one.wrong][:MOST_REPORTED],
+        "wrong": [*wrong, *(one for kind in found.values() for one in kind.wrong)][:MOST_REPORTED],
         **moved([Move(kind, size_bytes) for kind in found], together),
     }
 

@@ -7,6 +7,7 @@ its shard alone. Gradients are widened before they are reduced: a sum in bf16 wo
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +19,7 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
+from fixtures.ranks.study.updates import Adam
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
@@ -35,6 +37,10 @@ class ReducedOnce(Engine):
     """What keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named
+
+    @abstractmethod
+    def rounding(self) -> Entries:
+        """Hold that what is computed with are the masters, rounded."""
 
 
 Reduced = TypeVar("Reduced", bound=ReducedOnce)
@@ -71,8 +77,12 @@ class MixedZero1(Zero1, ReducedOnce):
         """The masters', by block."""
         return {str(number): gradient_of(master) for number, master in enumerate(self.masters)}
 
+    def updated(self) -> Named:
+        """The masters, by block."""
+        return {str(number): master for number, master in enumerate(self.masters)}
+
     def rounding(self) -> Entries:
-        """Hold that the shards are the masters, rounded."""
+        """Of the shards."""
         pairs = zip(self.blocks, self.masters, strict=True)
         return [
             parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINED))
@@ -118,30 +128,24 @@ class Casting(Trained[Reduced]):
         return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
 
     def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
-        """The first reduction by itself."""
-        return reduction_entries(self.task, run.kept)
+        """As well the first reduction by itself, and the last rounding."""
+        held = super().beside(dtype, run) + reduction_entries(self.task, run.kept)
+        return held + run.kept.rounding()
 
 
-class CastingFlat(Casting[MixedZero1]):
-    """Stage 1 with masters, whose shards are its masters rounded."""
-
-    def beside(self, dtype: torch.dtype, run: Run[MixedZero1]) -> Entries:
-        """The first reduction, and the last rounding."""
-        return super().beside(dtype, run) + run.kept.rounding()
-
-
-def mixed_zero1(task: Task) -> CastingFlat:
+def mixed_zero1(task: Task) -> Casting[MixedZero1]:
     """Four bytes of a gradient reduced, two of a parameter gathered."""
     elements, layers = task.elements, task.layers
     issued = {
         "reduce_scatter": (layers, WIDE.itemsize * elements),
         "all_gather": (layers, TRAINED.itemsize * elements),
     }
-    return CastingFlat(
+    return Casting(
         task,
         lambda _: MixedZero1(task),
         lambda _: issued,
         lambda engine, _: engine.held(elements, task.ctx.size),
+        rule=Adam(ADAM_RATE),
         make_optimizer=adam_of,
     )
 

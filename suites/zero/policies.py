@@ -13,13 +13,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fixtures.ranks import timing
 from fixtures.ranks.exact.dtypes import NAMES
-from fixtures.ranks.study.driver import TRAINED, WIDE, Named, answer, run_once, same, study
+from fixtures.ranks.study import parity
+from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Named, answer, run_once, same, study
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Move, Pattern
 from suites.zero.answers import sent_sharded, sharded, sharded_holds
 from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
-from suites.zero.wrapped import FullySharded
+from suites.zero.wrapped import FullySharded, whole
 
 
 class Prefetching(FullySharded):
@@ -92,6 +93,21 @@ class Cast(FullySharded, ReducedOnce):
         loss = super().step(x, y)
         self.first = self.first or {name: grad.clone() for name, grad in self.gradients().items()}
         return loss
+
+    def rounding(self) -> Entries:
+        """Of what is gathered, from all ranks."""
+        self.reshard()
+        masters = {name: whole(weight).to(TRAINED) for name, weight in self.model.named_parameters()}
+        for block in self.model:
+            if isinstance(block, FSDPModule):
+                block.unshard()
+        gathered = dict(self.model.named_parameters())
+        held = [
+            parity.equal(f"param:{name} is its master rounded", gathered[name], right)
+            for name, right in masters.items()
+        ]
+        self.reshard()
+        return held
 
 
 def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:

@@ -36,7 +36,7 @@ STEPS = [
     case("zero.fsdp_prefetch", speed=FAST),
     case("zero.fsdp_mixed"),
     case("zero.hsdp"),
-    case("zero.zero_redundancy", layers=4),
+    case("zero.zero_redundancy"),
     case("zero.mixed_precision"),
     case("zero.recompute"),
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,9 +23,11 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
+from fixtures.ranks.study.updates import Rule, Sgd, Updates
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
+RULE = Sgd(LEARNING_RATE, MOMENTUM)
 _ALIGNED = 8  # elements of bf16 in 16 bytes
 
 
@@ -106,6 +109,7 @@ class Engine(ABC):
     """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
 
     model: nn.Sequential
+    updates: Updates
 
     @abstractmethod
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -123,6 +127,10 @@ class Engine(ABC):
     def parameters(self) -> Named:
         """The part of the parameters that this rank holds."""
         return dict(self.model.named_parameters())
+
+    def updated(self) -> Named:
+        """The part that the optimizer updates, by the names of its gradients."""
+        return self.parameters()
 
     def part(self, full: Named) -> Named:
         """The same part of full tensors."""
@@ -150,12 +158,14 @@ class Trained(Technique[AnEngine]):
     issued: Callable[[int], Expected]
     held: Held[AnEngine]
     variant: str = ""
+    rule: Rule = RULE
     joined = ("grad", "param")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train from the start."""
         engine = self.make(dtype)
-        return Left(follow(self.task, engine, dtype, seen), engine)
+        engine.updates = Updates(engine.updated(), self.rule)
+        return Left(follow(self.task, engine, dtype, seen, engine.updates), engine)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train on the big batch, alone."""
@@ -177,6 +187,10 @@ class Trained(Technique[AnEngine]):
         """What the engine holds when it has trained."""
         return self.held(run.kept, dtype.itemsize)
 
+    def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
+        """The updates."""
+        return run.kept.updates.entries(run.kept.updated())
+
     def close(self, kept: AnEngine) -> None:
         """Close the engine."""
         kept.close()
@@ -190,11 +204,16 @@ def part_of(task: Task, whole: Named, engine: Engine) -> Named:
     return found
 
 
-def follow(task: Task, engine: Engine, dtype: torch.dtype, seen: Seen) -> Named:
+def follow(
+    task: Task, engine: Engine, dtype: torch.dtype, seen: Seen, updates: Updates | None = None
+) -> Named:
     """Train; the calls of the last step, the steady state, are counted."""
-    losses = [engine.step(*task.share(number, dtype)).detach() for number in range(task.steps - 1)]
-    with seen():
-        losses.append(engine.step(*task.share(task.steps - 1, dtype)).detach())
+    losses = []
+    for number in range(task.steps):
+        with seen() if number == task.steps - 1 else nullcontext():
+            losses.append(engine.step(*task.share(number, dtype)).detach())
+        if updates is not None:
+            updates.follow(engine.gradients())
     grads, params = engine.gradients(), engine.parameters()
     found = {**of_kind("grad", grads), **of_kind("param", params)}
     kept = {name: tensor.detach().clone() for name, tensor in found.items()}

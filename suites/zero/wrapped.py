@@ -131,6 +131,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local()
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All ranks' shards of a tensor, put together."""
+    if not isinstance(tensor, DTensor):
+        raise TypeError(f"a tensor of shape {list(tensor.shape)} was to be sharded and is whole")
+    found: torch.Tensor = tensor.full_tensor()
+    return found.detach()
+
+
 def on_mesh(
     ctx: Context, shape: tuple[int, ...], work: Callable[[DeviceMesh], dict[str, Any]]
 ) -> dict[str, Any]:

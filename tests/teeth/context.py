@@ -12,6 +12,7 @@ import torch.distributed as dist
 from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.patches.memory import kept_whole
+from tests.teeth.patches.narrow import added_up_narrow, narrow_sum
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 CAUSAL = {**SIZES, "causal": True}
@@ -201,12 +202,17 @@ def _flip(tensor: torch.Tensor, bit: int) -> None:
 GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "context.zigzag", "context.ulysses"
 KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
+SUMMED_NARROW: Patch = lambda: replaced(dist, SCATTER, added_up_narrow)  # noqa: E731
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
     Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
     Bug("future keys not masked", GATHERED, CAUSAL, unmasked, ("parity",)),
     Bug("gradients not summed", GATHERED, FULL, instead(SCATTER, own_part), ("parity", "traffic", "wrong")),
     Bug("gradients summed in bf16", GATHERED, FULL, after(SCATTER, rounded), ("parity",)),
+    Bug("bf16 gradients summed in bf16", GATHERED, FULL, SUMMED_NARROW, ("parity",)),
+    Bug("bf16 gradients summed in bf16", RING, CAUSAL, passing(narrow_sum, (GRADIENTS,)), ("parity",)),
+    Bug("bf16 gradients summed in bf16", ZIGZAG, SIZES, passing(narrow_sum, (GRADIENTS,)), ("parity",)),
+    Bug("bf16 gradients summed in bf16", RING, FULL, passing(narrow_sum, (GRADIENTS,)), ("parity",), 4),
     Bug("a bit flips once", GATHERED, FULL, after(SCATTER, low_bit, (1,), (1,)), ("repeat",)),
     Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
     Bug("gathered keys kept with their buffer", GATHERED, CAUSAL, KEPT, ("memory",)),

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from tests.suites.expert.deep_ep_stub import Buffer
 from tests.teeth.bug import Bug
+from tests.teeth.patches import narrow
 from tests.teeth.patches.expert import (
     after,
     alone,
@@ -89,6 +90,21 @@ BUGS = [
         "expert.parity",
         PARITY,
         swap(dist, "all_to_all_single", widened),
+        ("traffic",),
+    ),
+    Bug("the router computes in bf16", "expert.parity", PARITY, narrow.narrow_router, ("parity",)),
+    Bug(
+        "rows in bf16 lose a bit",
+        "expert.parity",
+        PARITY,
+        narrow.of("all_to_all_single", narrow.without_last_bit),
+        ("wrong",),
+    ),
+    Bug(
+        "rows in bf16 are sent twice",
+        "expert.parity",
+        PARITY,
+        narrow.of("all_to_all_single", twice),
         ("traffic",),
     ),
     Bug("experts get each other's rows", "expert.parity", PARITY, BACKWARDS, ("parity",)),

@@ -7,6 +7,7 @@ from suites.mesh.test_mesh import STEPS
 from tests.teeth.bug import Bug, Patch
 from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, unmasked
 from tests.teeth.mesh_moe import MIXTURE
+from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
 from tests.teeth.patches.mesh import (
     backwards,
@@ -76,5 +77,30 @@ BUGS: list[Bug] = [
     ),
     _bug("mesh.loss_curve", "one update in ten is lost", of_optimizer("step", seldom), "parity", size=2),
     _bug("mesh.loss_curve", "gradients add up", of_optimizer("zero_grad", never), "parity", size=2),
+    _bug(
+        "mesh.fsdp_tp",
+        "sums in bf16 cut off",
+        narrow.of("reduce_scatter_single", narrow.truncated),
+        "wrong",
+    ),
+    _bug(
+        "mesh.fsdp_tp",
+        "rank 1 loses an update in bf16",
+        of_optimizer("step", narrow.of_bf16_weights(narrow.second_lost_on_rank_1)),
+        "parity",
+    ),
+    *(
+        _bug(
+            step,
+            f"a low bit flips once in bf16, {call}",
+            narrow.of(call, narrow.flipped_once(number)),
+            "repeat",
+            size=size,
+        )
+        for step, call, number, size in (
+            ("mesh.fsdp_tp", "reduce_scatter_single", 2, 4),
+            ("mesh.fsdp_cp", "all_gather_single", 3, 2),
+        )
+    ),
     *MIXTURE,
 ]

@@ -14,8 +14,9 @@ from suites.mesh import placement
 from suites.mesh.moe import training
 from suites.mesh.test_mesh import EXPERTS
 from tests.teeth.bug import Bug, Patch, replaced
+from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import flip, transient
-from tests.teeth.patches.zero import dropped
+from tests.teeth.patches.zero import dropped, twice
 
 Call = Callable[..., Any]
 Maker = Callable[[Call], Call]
@@ -193,6 +194,24 @@ MIXTURE = [
     _bug("mesh.five_axes", "neighbours on different machines", _scattered, "placement"),
     _bug("mesh.five_axes", "experts get each other's rows", SWAPPED, "parity"),
     _bug("mesh.five_axes", "a low bit flips once", transient("reduce_scatter_single", 7), "repeat"),
+    _bug(
+        "mesh.five_axes",
+        "what is gathered in bf16 loses a bit",
+        narrow.of("all_gather_single", narrow.without_last_bit),
+        "wrong",
+    ),
+    _bug(
+        "mesh.five_axes",
+        "gathered twice in bf16",
+        narrow.of("all_gather_single", twice),
+        "traffic",
+    ),
+    _bug(
+        "mesh.five_axes",
+        "rank 1 loses an update in bf16",
+        narrow.step_of(torch.optim.SGD, narrow.of_bf16_weights(narrow.second_lost_on_rank_1)),
+        "parity",
+    ),
     _bug("mesh.five_axes", "a low bit always flips", _of("all_gather_single", _flipped), "wrong"),
     _bug(
         "mesh.five_axes",

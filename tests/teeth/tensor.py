@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, style
 
 from suites.tensor.test_tensor import BLOCK, HEADS, LAYER
 from tests.teeth.bug import Bug, Patch, replaced
+from tests.teeth.patches import narrow
 from tests.teeth.patches.memory import inputs_copied, kept_whole, weights_kept_whole
 from tests.teeth.patches.tensor import (
     GATHER,
@@ -78,6 +79,8 @@ BUGS = [
     Bug("added up in bf16", "tensor.mlp", MLP, all_reduce(coarse, always), PARITY),
     Bug("f without its all_reduce", "tensor.mlp", MLP, dropped(backward), BOTH),
     Bug("a low bit flipped once", "tensor.mlp", MLP, flipped_once, ("repeat",)),
+    Bug("bf16 cut off", "tensor.mlp", MLP, narrow.of("all_reduce", narrow.truncated), ("wrong",)),
+    Bug("bf16 cut off", "tensor.sequence", BLOCK, narrow.of(SCATTER, narrow.truncated), ("wrong",)),
     Bug("shared heads' gradients not added", "tensor.attention", SHARED, dropped(of_a_part), BOTH),
     Bug("every rank takes the first heads", "tensor.attention", SHARED, FIRST, PARITY),
     Bug("largest logit of the own words", "tensor.vocabulary", WORDS, dropped(maximum), BOTH),

@@ -8,6 +8,7 @@ import torch
 
 from suites.zero.test_zero import DEEPSPEED, OVERLAP, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
 from tests.teeth.patches.zero import (
     bf16_hook,
@@ -132,6 +133,51 @@ _DEEPSPEED = [
         ("gathered twice", of("all_gather_single", twice), ("traffic",)),
     )
 ]
+# What only bf16 shows, or what updates show and weights hide.
+_TRAINED = [
+    *(
+        _bug(f"zero.{step}", name, narrow.step_of(optimizer, make), "parity")
+        for step, optimizer in (("fsdp_mixed", SGD), ("mixed_precision", ADAM))
+        for name, make in (
+            ("masters never updated", narrow.never),
+            ("first masters never updated", narrow.all_but_the_first),
+            ("rank 1 loses an update", narrow.second_lost_on_rank_1),
+        )
+    ),
+    _bug("zero.mixed_precision", "Adam's count stuck", narrow.step_of(ADAM, narrow.count_stuck), "parity"),
+    _bug("zero.mixed_precision", "copies of the step before", narrow.stale_copies, "parity"),
+    _bug(
+        "zero.fsdp_mixed",
+        "gathered as in the step before",
+        narrow.of("all_gather_single", narrow.stale),
+        "parity",
+    ),
+    _bug(
+        "zero.zero1",
+        "gathered in bf16 as in the step before",
+        narrow.of("all_gather_single", narrow.stale),
+        "parity",
+    ),
+    *(
+        _bug(
+            f"zero.{step}",
+            "rank 1 loses an update in bf16",
+            narrow.step_of(SGD, narrow.of_bf16_weights(narrow.second_lost_on_rank_1)),
+            "parity",
+        )
+        for step in ("zero1", "zero3", "fsdp")
+    ),
+    *(
+        _bug(f"zero.{step}", "gathered twice in bf16", narrow.of("all_gather_single", twice), "traffic")
+        for step in ("zero1", "fsdp")
+    ),
+    _bug(
+        "zero.zero1",
+        "sums in bf16 cut off",
+        narrow.of("reduce_scatter_single", narrow.truncated),
+        "wrong",
+    ),
+]
 BUGS = [
     _bug(
         "zero.ddp", "no_sync synchronises", ddp("no_sync", lambda _: lambda _self: nullcontext()), "traffic"
@@ -192,4 +238,5 @@ BUGS = [
     *_MEMORY,
     *_CAST,
     *_DEEPSPEED,
+    *_TRAINED,
 ]

@@ -64,12 +64,13 @@ class Mixture(Combined[Trainer]):
 
     def beside(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
         """Who did what when, against 1F1B as its paper says: the number of places where they differ."""
+        held = super().beside(dtype, run)
         if run.kept.schedule is None:
-            return []
+            return held
         wanted = _PLAN.order(self.shape, self.grid.place[0])
         done = [span.op for span in run.kept.recorder.spans]
         differ = abs(len(done) - len(wanted)) + sum(a != b for a, b in zip(done, wanted))  # noqa: B905 - counted
-        return [{"what": "order", "error": float(differ), "tolerance": 0.0}]
+        return [*held, {"what": "order", "error": float(differ), "tolerance": 0.0}]
 
 
 def run(ctx: Context, axes: Axes, dims: Dims) -> dict[str, Any]:

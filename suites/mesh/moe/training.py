@@ -24,6 +24,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.models import gradient_of
+from fixtures.ranks.study.updates import Updates
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
@@ -35,6 +36,8 @@ from suites.pipeline.stages import RecordedStage
 
 class Trainer:
     """One rank's part at work."""
+
+    updates: Updates
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         self.task, self.grid = task, grid

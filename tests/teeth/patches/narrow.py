@@ -1,0 +1,241 @@
+"""What only a run in the dtype of training shows: updates that are lost, sums and bits that are cut off."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from suites.expert import layer
+from tests.teeth.bug import Patch, replaced
+from tests.teeth.patches.flips import OUTPUTS, flip
+
+Call = Callable[..., Any]
+Maker = Callable[[Call], Call]
+NARROW = torch.bfloat16
+LAYER_TOKENS = 16  # of one rank
+_NEAR = 0.2  # updates are smaller, blocks are farther apart
+_LOW_HALF = ~0xFFFF  # bf16 is the upper half of fp32
+
+
+# optimizers
+
+
+def step_of(optimizer: type[torch.optim.Optimizer], make: Maker) -> Patch:
+    """Replace the step of an optimizer."""
+    return lambda: replaced(optimizer, "step", make)
+
+
+def of_bf16_weights(make: Maker) -> Maker:
+    """Plant it where the weights are bf16 alone."""
+
+    def planted(original: Call) -> Call:
+        wrong = make(original)
+
+        def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            narrow = self.param_groups[0]["params"][0].dtype is NARROW
+            return (wrong if narrow else original)(self, *args, **kwargs)
+
+        return step
+
+    return planted
+
+
+def never(_original: Call) -> Call:
+    return lambda *_, **__: None
+
+
+def all_but_the_first(original: Call) -> Call:
+    """What comes first among the parameters is never updated."""
+
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        first = self.param_groups[0]["params"][0]
+        before = first.detach().clone()
+        original(self, *args, **kwargs)
+        first.data.copy_(before)
+
+    return step
+
+
+def second_lost_on_rank_1(original: Call) -> Call:
+    """Of every run rank 1 loses its second update."""
+    counts: dict[int, Any] = {}
+
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        number = next(counts.setdefault(id(self), itertools.count(1)))
+        if number != 2 or dist.get_rank() != 1:
+            original(self, *args, **kwargs)
+
+    return step
+
+
+def count_stuck(original: Call) -> Call:
+    """Adam takes every step for the first one."""
+
+    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        for state in self.state.values():
+            state["step"].zero_()
+        original(self, *args, **kwargs)
+
+    return step
+
+
+def stale_copies() -> AbstractContextManager[Any]:
+    """Where fp32 masters are rounded into a share, those of the step before are."""
+    before: dict[int, torch.Tensor] = {}
+
+    def make(original: Call) -> Call:
+        def copy(self: torch.Tensor, source: Any, *args: Any, **kwargs: Any) -> Any:
+            masters = isinstance(source, torch.nn.Parameter) and source.dim() == 1 and self.dtype is NARROW
+            if not masters:
+                return original(self, source, *args, **kwargs)
+            stale = before.get(id(source), source.detach())
+            before[id(source)] = source.detach().clone()
+            return original(self, stale, *args, **kwargs)
+
+        return copy
+
+    return replaced(torch.Tensor, "copy_", make)
+
+
+# collectives of bf16
+
+
+def in_bf16(make: Maker) -> Maker:
+    """Plant it in calls on bf16 alone."""
+
+    def planted(original: Call) -> Call:
+        wrong = make(original)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+            narrow = any(tensor.dtype is NARROW for tensor in tensors)
+            return (wrong if narrow else original)(*args, **kwargs)
+
+        return call
+
+    return planted
+
+
+def of(name: str, make: Maker) -> Patch:
+    """Plant it in a call of torch.distributed, where that is on bf16."""
+    return lambda: replaced(dist, name, in_bf16(make))
+
+
+def truncated(original: Call) -> Call:
+    """A sum is cut off where it is to be rounded."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found, *others = _delivered_first(args, kwargs)
+        wide = [value.float() for value in (found, *others)]
+        kept = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Tensor)}
+        rest = [value for value in args if not isinstance(value, torch.Tensor)]
+        work = original(*wide, *rest, **kept)
+        if work is not None:
+            work.wait()
+        found.copy_((wide[0].view(torch.int32) & _LOW_HALF).view(torch.float32))
+        return work
+
+    return call
+
+
+def _delivered_first(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors of a call, the one that is delivered first."""
+    named = sorted(kwargs, key=lambda name: name not in OUTPUTS)
+    return [value for value in (*args, *map(kwargs.get, named)) if isinstance(value, torch.Tensor)]
+
+
+def without_last_bit(original: Call) -> Call:
+    """What is delivered has lost its lowest bit, everywhere."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        work = original(*args, **kwargs)
+        if work is not None:
+            work.wait()
+        _delivered_first(args, kwargs)[0].detach().view(torch.int16).bitwise_and_(~1)
+        return work
+
+    return call
+
+
+def stale(original: Call) -> Call:
+    """A model's share is gathered as it was before its last update: near what it is, and not the same."""
+    before: list[torch.Tensor] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        whole, part = _delivered_first(args, kwargs)
+        current = part.detach().clone()
+        older = (old for old in reversed(before) if 0 < _distance(old, current) < _NEAR)
+        part.data.copy_(next(older, current))
+        before.append(current)
+        work = original(*args, **kwargs)
+        if work is not None:
+            work.wait()
+        if part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            part.data.copy_(current)
+        return work
+
+    return call
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape:
+        return 1.0
+    return float((one - other).float().norm() / other.float().norm())
+
+
+def flipped_once(number: int) -> Maker:
+    """The lowest bit of one element flips once on rank 1, in what the so-manyth call delivers."""
+
+    def make(original: Call) -> Call:
+        count = itertools.count(1)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = original(*args, **kwargs)
+            if next(count) == number and dist.get_rank() == 1:
+                if work is not None:
+                    work.wait()
+                flip(_delivered_first(args, kwargs)[0])
+            return work
+
+        return call
+
+    return make
+
+
+# what is computed
+
+
+def narrow_router() -> AbstractContextManager[Any]:
+    """In the runs in bf16 the sharded layer's router computes in it too."""
+
+    def make(original: Call) -> Call:
+        def route(logits: torch.Tensor, wanted: torch.Tensor, slots: int, dtype: torch.dtype) -> Any:
+            own = dtype is NARROW and len(logits) <= LAYER_TOKENS
+            return original(logits.bfloat16().to(logits.dtype) if own else logits, wanted, slots, dtype)
+
+        return route
+
+    return replaced(layer, "route", make)
+
+
+def narrow_sum(received: torch.Tensor, _sent: torch.Tensor) -> None:
+    """The sum that is passed on in fp32 was added up in bf16."""
+    if received.dtype is torch.float32:
+        received.copy_(received.bfloat16())
+
+
+def added_up_narrow(original: Call) -> Call:
+    """Summands in fp32 lose what bf16 does not hold, and so does their sum."""
+
+    def call(received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        narrow = sent.bfloat16().float() if sent.dtype is torch.float32 else sent
+        done = original(received, narrow, *args, **kwargs)
+        narrow_sum(received, sent)
+        return done
+
+    return call
