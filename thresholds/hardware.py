@@ -103,7 +103,7 @@ class Model:
 
 
 # Where a file has no [model], by backend: a layer of a 70B Llama on GPUs; on CPUs what takes a second.
-MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 64, 4, 2)}
+MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 128, 4, 2)}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from tests.teeth.bug import Maker, Patch, replaced
 from tests.teeth.patches.zero import future, hooked, reduced
 
-LARGE_BYTES = 1 << 16
+LARGE_BYTES = 1 << 15
 Call = Callable[..., Any]
 Spoil = Callable[[torch.Tensor, torch.Tensor], None]  # what came, and what stood there before
 
