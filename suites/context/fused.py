@@ -50,7 +50,8 @@ class Tile:
     @property
     def pairs(self) -> int:
         """Visible pairs per head."""
-        rows, columns = (one.stop - one.start for one in (self.queries, self.keys))
+        rows: int = self.queries.stop - self.queries.start
+        columns: int = self.keys.stop - self.keys.start
         return rows * (rows + 1) // 2 if self.causal else rows * columns
 
 
@@ -142,7 +143,7 @@ class Saved:
     kernel: Kernel
 
     def gradients(self, block: Tensor, source: int) -> tuple[Tensor, Tensor]:
-        """What a block adds to dQ, and its own dK and dV of these queries: fp32, and zeros if it is not seen."""
+        """What a block adds to dQ, and its own dK and dV of these queries; zeros if it is not seen."""
         dq = torch.zeros_like(self.q, dtype=wide(self.q.dtype))
         dkv = torch.zeros_like(block, dtype=dq.dtype)
         heads, kv_heads = self.q.shape[1], block.shape[2]
@@ -155,7 +156,7 @@ class Saved:
             found = self.kernel.backward(grad, (q, keys, values), out, norm, tile.causal)
             dq[:, :, tile.queries] += found[0]
             both = torch.stack(found[1:]).to(dq.dtype)
-            dkv[:, :, :, tile.keys] += both.unflatten(2, (kv_heads, heads // kv_heads)).sum(3)
+            dkv[:, :, :, tile.keys] += both.view(*both.shape[:2], kv_heads, -1, *both.shape[3:]).sum(3)
         return dq, dkv
 
 

@@ -20,7 +20,10 @@ def case(step: str, *words: str, **parameters: int) -> Case:
     return Case(step, (name, *words), parameters, {"step": step}, shared=True)
 
 
+ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 CONTEXT = [
+    case("context.ring", "odd", **ODD, heads=1, causal=True),
+    case("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True),
     case("context.all_gather_kv", "causal", **SIZES, causal=True),
     case("context.all_gather_kv", "full", **SIZES, causal=False),
     case("context.ring", "causal", **SIZES, causal=True),

@@ -24,6 +24,9 @@ STEPS = [
     case("tensor.column", "split", **LAYER, features=96, gather=False),
     case("tensor.row", "whole", **LAYER, features=96, split=True),
     case("tensor.row", "split", **LAYER, features=96, split=False),
+    case(
+        "tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96
+    ),  # in words of 16 bytes something is left
     case("tensor.mlp", **LAYER, hidden=96),
     case("tensor.attention", "split", **HEADS, replicate=False),
     case("tensor.attention", "replicated", **HEADS, replicate=True),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed import pipelining
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
+from suites.context import fused, ring_attention
 from tests.teeth.bug import Maker, Patch, replaced
 from tests.teeth.patches.zero import future, hooked, reduced
 
-LARGE_BYTES = 1 << 15
+LARGE_BYTES, EDGE_BYTES = 1 << 15, 1 << 12
+WORD = 8  # numbers of 16 bits
 Call = Callable[..., Any]
 Spoil = Callable[[torch.Tensor, torch.Tensor], None]  # what came, and what stood there before
 
 
-def large(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() * tensor.element_size() > LARGE_BYTES
+def large(tensor: torch.Tensor, least_bytes: int = LARGE_BYTES) -> bool:
+    return tensor.is_floating_point() and tensor.numel() * tensor.element_size() > least_bytes
 
 
 def unfinished(came: torch.Tensor, before: torch.Tensor) -> None:
@@ -38,6 +42,13 @@ def cut_off(came: torch.Tensor, before: torch.Tensor) -> None:
     came.view(-1)[kept:] = before.view(-1)[kept:]
 
 
+def tail_lost(came: torch.Tensor, before: torch.Tensor) -> None:
+    """Of 16-bit numbers, what does not fill a word of 16 bytes is lost."""
+    left = came.numel() % WORD
+    if left and came.element_size() == 2:
+        came.view(-1)[-left:] = before.view(-1)[-left:]
+
+
 def in_output(spoil: Spoil) -> Maker:
     """Spoil what a call writes into its first argument, where that is large."""
 
@@ -55,13 +66,13 @@ def in_output(spoil: Spoil) -> Maker:
     return make
 
 
-def in_result(spoil: Spoil) -> Maker:
+def in_result(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Maker:
     """Spoil what a call gives, where that is large; before it there were zeros."""
 
     def make(original: Call) -> Call:
         def call(*args: Any, **kwargs: Any) -> Any:
             found = original(*args, **kwargs)
-            if large(found):
+            if large(found, least_bytes):
                 with torch.no_grad():
                     spoil(found.detach(), torch.zeros_like(found))
             return found
@@ -94,8 +105,48 @@ def in_bucket(spoil: Spoil) -> Patch:
     def hook(_state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         before = bucket.buffer().clone()
         mean = reduced(bucket.buffer()).div_(torch.distributed.get_world_size())
-        if large(mean):
+        if large(mean, 2 * LARGE_BYTES):
             spoil(mean, before)
         return future(mean)
 
     return hooked(hook)
+
+
+def in_blocks(spoil: Spoil, least_bytes: int = LARGE_BYTES - 1) -> Patch:
+    """A ring hands over a block."""
+
+    def make(original: Call) -> Call:
+        def visits(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            before = None
+            for source, block in original(*args, **kwargs):
+                mine = block
+                if before is not None and large(block, least_bytes):
+                    mine = block.clone()
+                    spoil(mine, before)
+                before = block.clone()
+                yield source, mine
+
+        return visits
+
+    @contextmanager
+    def patch() -> Iterator[None]:
+        with replaced(ring_attention, "visits", make), replaced(fused, "visits", make):
+            yield
+
+    return patch
+
+
+def over_edge(name: str, spoil: Spoil) -> Patch:
+    """A stage takes what has come over an edge."""
+
+    def make(original: Call) -> Call:
+        def retrieve(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            for one in found:
+                if large(one, EDGE_BYTES):
+                    spoil(one.detach(), torch.zeros_like(one))
+            return found
+
+        return retrieve
+
+    return lambda: replaced(pipelining.PipelineStage, name, make)
