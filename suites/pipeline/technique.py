@@ -168,6 +168,10 @@ class Scheduled(Technique[Pipeline]):
             memory.entry("activations", held.peak_bytes, most),
         ]
 
+    def ordered(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Number what a step answers of results."""
+        return {**told, **{part: self.in_order(told[part]) for part in ("parity", "repeat")}}
+
     def in_order(self, entries: Entries) -> Entries:
         """Number what comes over the edges: of wrong ones the first made the others wrong."""
         found = []
@@ -200,16 +204,12 @@ def run(
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)
         if ctx.at_size:
-            told = at_size(own, technique)
-            return {**told, **{part: technique.in_order(told[part]) for part in ("parity", "repeat")}}
+            return technique.ordered(at_size(own, technique))
         found = study(own, technique)
-        told = answer(found)
         ctx.progress.phase("bubble")
         figures, spans = bubble.measure(found.runs[EXACT].kept, schedule, busy_ms / 1e3, repeats)
     return {
-        **told,
-        "parity": technique.in_order(told["parity"]),
-        "repeat": technique.in_order(told["repeat"]),
+        **technique.ordered(answer(found)),
         "figures": figures,
         "samples": repeats,
         "schedule": {

@@ -78,8 +78,8 @@ BUGS = [
     _bug("expert.parity", "end of the rows lost", _of(layer, "exchange", in_result(cut_off))),
     _bug("pipeline.gpipe", "activations read too early", over_edge("_retrieve_recv_activations", unfinished)),
     _bug("pipeline.zbv", "chunks of a gradient swapped", over_edge("_retrieve_recv_grads", swapped)),
-    _bug("mesh.fsdp_tp", "copied out too early", copied_out(unfinished), size=4),
-    _bug("mesh.fsdp_cp", "chunks of what was gathered swapped", copied_out(swapped), size=4),
+    _bug("mesh.fsdp_tp", "copied out too early", copied_out(unfinished, 1 << 16), size=4),
+    _bug("mesh.fsdp_cp", "chunks of what was gathered swapped", copied_out(swapped, 1 << 16), size=4),
 ]
 
 

@@ -82,14 +82,14 @@ def in_result(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Maker:
     return make
 
 
-def copied_out(spoil: Spoil) -> Patch:
+def copied_out(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Patch:
     """fully_shard deals out what it gathered."""
 
     def make(original: Call) -> Call:
         def call(result: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(result.all_gather_work, torch.distributed.Work):
                 result.all_gather_work.wait()
-            if large(result.all_gather_output):
+            if large(result.all_gather_output, least_bytes):
                 whole = result.all_gather_output
                 spoil(whole, torch.zeros_like(whole))
             return original(result, *args, **kwargs)
