@@ -115,7 +115,7 @@ def at_size(word: str, routing: str, least: int) -> Case:
             "top_k": min(model.experts_per_token, each * ranks),
         }
 
-    selectors = {"step": f"expert.parity at size, {word}"}
+    selectors = {"step": f"expert.parity at the size of {word}"}
     words = ("parity", "at_size", word)
     return Case("expert.parity", words, {"routing": routing}, selectors, weight=4.0, scaled=scaled)
 

@@ -54,6 +54,11 @@ def test_a_fault_is_named_with_its_line(old: str, new: str, line: int, words: st
     assert WHERE + line in [where for where, _ in faults], faults
 
 
+def test_a_model_is_inherited() -> None:
+    hidden = {name: load(shipped()[name]).model for name in ("azure-ndv4", "aws-p3dn", "h100-sxm5-ndr400")}
+    assert [model and model.hidden for model in hidden.values()] == [6144, 4096, None]
+
+
 def target(text: str, backend: str, ranks: int, small: bool = False) -> Target:
     nodes = {"n1": ranks // 2, "n2": ranks // 2}
     planned = (STEPS if small else AT_SIZE)[1]
