@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fixtures.check.plan import Case
+from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study import fitting
 from fixtures.ranks.study.fitting import DoesNotFit
@@ -43,7 +44,7 @@ def test_every_technique_is_right_at_size(ranks: int) -> None:
 def refused(ctx: Context, ranks: int) -> list[float]:
     """GB that each step asks for on a GPU, in a world that is said to be of so many ranks."""
     setattr(fitting, "free_bytes", lambda _: 0.0)  # noqa: B010 - in its own process
-    setattr(fitting.timing, "agree", lambda _, value: value)  # noqa: B010
+    setattr(timing, "agree", lambda _, value: value)  # noqa: B010
     hosts = [f"node-{rank // 8}" for rank in range(ranks)]
     world = replace(ctx, size=ranks, hosts=hosts, local_ranks=[rank % 8 for rank in range(ranks)])
     found = []

@@ -1,4 +1,4 @@
-"""Seeded bugs of large messages: small steps do not see them, those at the size of training do."""
+"""Seeded bugs of large messages and of lengths that fill no words: steps of other lengths do not see them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.teeth.patches.large import (
     in_result,
     over_edge,
     swapped,
+    tail_lost,
     unfinished,
 )
 from thresholds.hardware import MODELS
@@ -43,12 +44,17 @@ _SMALL = {
     **{case.step: dict(case.parameters) for case in _CASES},
     **{case.step: {**case.parameters, **_QUICK} for case in test_pipeline.SCHEDULES},
 }
+_ODD = {case.step: case for case in [*_CASES, *test_expert.ODD] if case.words[-1] == "odd"}
 _AT_SIZE = [module.AT_SIZE for module in _MODULES]
 _LARGE = {case.step: case for cases in _AT_SIZE for case in reversed(cases)}
 
 
 def _bug(step: str, name: str, patch: Patch, size: int = 2) -> Bug:
     return Bug(name, step, _parameters(_LARGE[step], size), patch, ("parity",), size)
+
+
+def _odd(step: str, patch: Patch) -> Bug:
+    return Bug("odd tail lost", step, dict(_ODD[step].parameters), patch, ("parity",))
 
 
 def _of(owner: Any, name: str, make: Maker) -> Patch:
@@ -80,6 +86,10 @@ BUGS = [
     _bug("pipeline.zbv", "chunks of a gradient swapped", over_edge("_retrieve_recv_grads", swapped)),
     _bug("mesh.fsdp_tp", "copied out too early", copied_out(unfinished, 1 << 16), size=4),
     _bug("mesh.fsdp_cp", "chunks of what was gathered swapped", copied_out(swapped, 1 << 16), size=4),
+    _odd("tensor.mlp", _of(regions, "all_reduce", in_result(tail_lost, 0))),
+    _odd("context.ring", in_blocks(tail_lost, 0)),
+    _odd("context.ulysses", _of(moves, "_exchange", in_result(tail_lost, 0))),
+    _odd("expert.parity", _of(layer, "exchange", in_result(tail_lost, 0))),
 ]
 
 
