@@ -90,6 +90,23 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Model:
+    """Sizes of the model at which each technique runs once. `sequence`: tokens of a rank."""
+
+    hidden: int
+    heads: int
+    experts: int
+    experts_per_token: int
+    sequence: int
+    micro_batches: int
+    layers: int
+
+
+# Where a file has no [model], by backend: a layer of a 70B Llama on GPUs; on CPUs what takes a second.
+MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 128, 4, 2)}
+
+
+@dataclass(frozen=True)
 class Hardware:
     """A checked hardware file. `judges` says what a file without accelerators honestly judges.
 
@@ -118,6 +135,7 @@ class Hardware:
     limits: tuple[Limit, ...] = ()
     gaps: tuple[Gap, ...] = ()
     experts: Experts | None = None
+    model: Model | None = None
     peers: Rules | None = None
     path: Path | None = None
     sha256: str = ""

@@ -120,7 +120,7 @@ def attend(
         mask = _mask(queries, layout, source, tally)
         found, norm = _forward(queries, block.to(queries.dtype), mask)
         merged = torch.logaddexp(total, norm)
-        out = out * _share(total, merged) + found * _share(norm, merged)
+        out = out * share_of(total, merged) + found * share_of(norm, merged)
         total = merged
     return out, total
 
@@ -136,7 +136,7 @@ def _mask(queries: torch.Tensor, layout: Layout, source: int, tally: Tally) -> t
     return mask.repeat(queries.shape[-2] // ours.count, 1)
 
 
-def _share(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def share_of(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """What weight a part has in the whole; nothing has none, also where the whole is nothing yet."""
     return torch.exp(part - whole.clamp_min(torch.finfo(whole.dtype).min)).unsqueeze(-1)
 

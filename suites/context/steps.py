@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, TRAINED, answer, study
+from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.pattern import sent
 from suites.context.technique import ContextParallel, Shape
 from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
@@ -67,8 +69,22 @@ def ulysses(
 
 def _told(ctx: Context, technique: type[ContextParallel], shape: Shape) -> dict[str, Any]:
     """Study it with numbers of each dtype, and send its collectives' exact payloads."""
+    if ctx.at_size:
+        _fit(ctx, shape)
+        return at_size(ctx, technique(ctx, shape, TRAINED))
     exact, trained = (study(ctx, technique(ctx, shape, dtype)) for dtype in (EXACT, TRAINED))
     plain = technique(ctx, shape)
     moved = sent(ctx, plain.moves())
     figures = {**moved["figures"], **plain.figures(exact.runs[EXACT].kept)}
     return {**answer(exact, trained), **moved, "figures": figures}
+
+
+def _fit(ctx: Context, shape: Shape) -> None:
+    """Refuse a sequence that does not fit.
+
+    Of each of 4 tensors of all heads there are at most 12 bytes: two runs' parts, and both unsharded results.
+    Scores take 4 operations per pair and channel forward and 10 backward, in both unsharded runs.
+    """
+    heads = shape.batch * shape.heads
+    pairs = shape.length**2 / (2 if shape.causal else 1)
+    fit(ctx, 12 * 4 * heads * shape.length * shape.dim, 28 * heads * pairs * shape.dim)

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, parity
+from fixtures.ranks.study.at_size import drawn
 from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
+from suites.context.fused import FusedBlocks, refuse_without_kernel
 from suites.context.layout import Layout, Span
 from suites.context.ring_attention import BlockAttention, Tally, apply, wide
 
@@ -71,6 +74,9 @@ class ContextParallel(Technique[Tally]):
         if ctx.size < 2:
             raise ValueError("context parallelism needs at least 2 ranks; this world has 1")
         self.ctx, self.shape, self.dtypes = ctx, shape, (dtype,)
+        self.fused = ctx.at_size
+        if self.fused:
+            refuse_without_kernel(ctx.device)
         self.places = self.cut(shape.length, ctx.size)
         self.tokens = shape.length // ctx.size
 
@@ -137,11 +143,14 @@ class ContextParallel(Technique[Tally]):
         ]
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """What forward saves for backward: queries, keys, values, and, wide, the output and its norm."""
+        """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide."""
         leaves, heads = self.drawn(dtype).each(self.mine).leaves(), self.shape.heads
         found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
         output = self.bytes_of(heads, wide(dtype))
-        expected = self.bytes_of(heads, dtype) + output + output // self.shape.dim
+        norm = output // self.shape.dim
+        expected = (
+            self.bytes_of(heads, dtype) + (self.bytes_of(heads, dtype) if self.fused else output) + norm
+        )
         return [memory.entry("activations", found, expected + self.saved_kv_bytes(dtype))]
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
@@ -156,6 +165,10 @@ class ContextParallel(Technique[Tally]):
         shape, generator = self.shape, torch.Generator().manual_seed(self.ctx.seed)
         heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
         sizes = [(shape.batch, count, shape.length, shape.dim) for count in heads]
+        if self.ctx.at_size:
+            device = self.ctx.device
+            parts = [drawn(key(self.ctx.seed, number), size, device) for number, size in enumerate(sizes)]
+            return Tensors(*(part.to(dtype) for part in parts))
         values = [torch.randn(size, generator=generator, dtype=EXACT) for size in sizes]
         return Tensors(*(value.to(self.dtypes[0]).to(self.ctx.device, dtype) for value in values))
 
@@ -180,7 +193,11 @@ class ContextParallel(Technique[Tally]):
         span = self.span(torch.arange(self.shape.length))
         layout = Layout(0, span, (span,), self.shape.causal)
         head = torch.stack((whole.k[:, :1], whole.v[:, :1]))
-        return apply(BlockAttention, whole.q[:, :1], head, layout, Tally())
+        return self.attend_blocks(whole.q[:, :1], head, layout, Tally())
+
+    def attend_blocks(self, q: torch.Tensor, kv: torch.Tensor, layout: Layout, tally: Tally) -> torch.Tensor:
+        """Attend over blocks that are all here."""
+        return apply(FusedBlocks if self.fused else BlockAttention, q, kv, layout, tally)
 
 
 def unsharded(whole: Tensors, shape: Shape) -> tuple[torch.Tensor, ...]:
@@ -192,13 +209,14 @@ def unsharded(whole: Tensors, shape: Shape) -> tuple[torch.Tensor, ...]:
     found = [torch.empty_like(whole.q), torch.empty_like(whole.q)]
     shared = [torch.zeros_like(whole.k, dtype=kept), torch.zeros_like(whole.v, dtype=kept)]
     for head in range(shape.heads):
-        key = head * shape.kv_heads // shape.heads
-        one = Tensors(whole.q[:, head], whole.k[:, key], whole.v[:, key], whole.gradient[:, head])
+        kv = head * shape.kv_heads // shape.heads
+        ours, theirs = slice(head, head + 1), slice(kv, kv + 1)
+        one = Tensors(whole.q[:, ours], whole.k[:, theirs], whole.v[:, theirs], whole.gradient[:, ours])
         leaves = one.leaves()
         out = F.scaled_dot_product_attention(*leaves, is_causal=shape.causal)
         results = (out.detach(), *torch.autograd.grad(out, leaves, one.gradient))
         for place, result in zip(found, results[:2], strict=True):
-            place[:, head] = result
+            place[:, ours] = result
         for total, result in zip(shared, results[2:], strict=True):
-            total[:, key] += result
+            total[:, theirs] += result
     return *found, *(total.to(whole.k.dtype) for total in shared)

@@ -17,12 +17,12 @@ from fixtures.ranks.study.overlap import in_turn
 from fixtures.ranks.study.pattern import ITERATIONS, Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
+from suites.context.fused import FusedRing
 from suites.context.layout import Layout
 from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
     GRADIENTS,
     KEYS,
-    BlockAttention,
     Pass,
     RingAttention,
     Tally,
@@ -59,10 +59,13 @@ class AllGatherKV(ContextParallel):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Gather, then one block."""
-        whole = self.span(torch.arange(self.shape.length))
-        layout = Layout(0, self.span(self.places[self.ctx.rank]), (whole,), self.shape.causal)
+        whole = torch.arange(self.shape.length)
+        blocks = self.places if self.fused else (whole,)
+        layout = Layout(
+            0, self.span(self.places[self.ctx.rank]), (*map(self.span, blocks),), self.shape.causal
+        )
         gathered = whole_sequence(torch.stack((k, v)), self.ctx.size)
-        return apply(BlockAttention, q, gathered, layout, tally)
+        return self.attend_blocks(q, gathered, layout, tally)
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """All ranks' K and V, and the gradients of all ranks' K and V, wide."""
@@ -86,7 +89,7 @@ class Ring(ContextParallel):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Once round."""
-        return apply(RingAttention, q, torch.stack((k, v)), self.layout, tally)
+        return apply(FusedRing if self.fused else RingAttention, q, torch.stack((k, v)), self.layout, tally)
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """w-1 rounds of K and V; then w-1 rounds of K and V, and w of their gradients, wide."""
@@ -179,7 +182,7 @@ class Ulysses(ContextParallel):
         size, whole = self.ctx.size, self.span(torch.arange(self.shape.length))
         heads, keys, values = (to_heads(part, size) for part in (q, self._repeated(k), self._repeated(v)))
         layout = Layout(0, whole, (whole,), self.shape.causal)
-        out = apply(BlockAttention, heads, torch.stack((keys, values)), layout, tally)
+        out = self.attend_blocks(heads, torch.stack((keys, values)), layout, tally)
         return to_sequence(out, size)
 
     def _repeated(self, part: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
+from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
+MOST_PARTS = 8  # of the sequence at the size of training, each as long as one rank's in a small world
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 
@@ -18,7 +20,10 @@ def case(step: str, *words: str, **parameters: int) -> Case:
     return Case(step, (name, *words), parameters, {"step": step}, shared=True)
 
 
+ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 CONTEXT = [
+    case("context.ring", "odd", **ODD, heads=1, causal=True),
+    case("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True),
     case("context.all_gather_kv", "causal", **SIZES, causal=True),
     case("context.all_gather_kv", "full", **SIZES, causal=False),
     case("context.ring", "causal", **SIZES, causal=True),
@@ -27,6 +32,44 @@ CONTEXT = [
     case("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True),
     case("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
     case("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
+]
+
+
+def of_ring(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of attention; in a large world the whole sequence does not grow with it."""
+    kv_heads, dim = max(model.heads // 4, 1), model.hidden // model.heads
+    return {
+        "batch": 1,
+        "tokens": _tokens(model, ranks),
+        "heads": model.heads,
+        "kv_heads": kv_heads,
+        "dim": dim,
+    }
+
+
+def of_heads(model: Model, ranks: int) -> dict[str, int]:
+    """Give the same for heads that are dealt out; where ranks are more these have fewer channels."""
+    heads = max(model.heads // ranks, 1)
+    dim = max(model.hidden // (ranks * heads) // 8, 1) * 8
+    return {"batch": 1, "tokens": _tokens(model, ranks), "heads_per_rank": heads, "kv_heads": 0, "dim": dim}
+
+
+def _tokens(model: Model, ranks: int) -> int:
+    """As many for each rank, and an even number, of which a zig-zag makes two chunks."""
+    return max(min(model.sequence, MOST_PARTS * model.sequence // ranks) // 2, 1) * 2
+
+
+def at_size(step: str, scaled: Scaled, **parameters: int) -> Case:
+    """Plan a step once at the size of training, with fused attention."""
+    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
+    return Case(step, words, parameters, selectors, weight=4.0, scaled=scaled)
+
+
+AT_SIZE = [
+    at_size("context.all_gather_kv", of_ring, causal=True),
+    at_size("context.ring", of_ring, causal=True),
+    at_size("context.zigzag", of_ring),
+    at_size("context.ulysses", of_heads, causal=True),
 ]
 
 
@@ -57,4 +100,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: results, traffic and memory of fused attention, and how long a step takes."""
     check.run()

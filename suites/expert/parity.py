@@ -11,7 +11,10 @@ from torch import Tensor
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
+from fixtures.ranks.study.at_size import drawn as large
+from fixtures.ranks.study.at_size import made
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
 from suites.expert.layer import Sharded, Unsharded
 from suites.expert.routing import Shape, matrix, preference, tokens_on, top_k, uniform
@@ -44,6 +47,18 @@ def layer(ctx: Context, routing: str, shape: Shape) -> Layer:
     )
 
 
+def fit_layer(ctx: Context, shape: Shape) -> None:
+    """Refuse a layer that does not fit.
+
+    A weight takes 16 bytes: of the unsharded run in fp32 its own, its gradient's and those of the copy that
+    is compared, and 4 of what it is compared with. A row takes 4 numbers of the hidden width and 6 of the
+    experts', in fp32. Both unsharded runs take 6 operations per row and weight of its expert.
+    """
+    weights, rows = 3 * shape.hidden * shape.inner, shape.tokens * shape.top_k
+    held = 4 * rows * (4 * shape.hidden + 6 * shape.inner) + 24 * shape.tokens * ctx.size * shape.hidden
+    fit(ctx, 16 * weights * shape.experts + held, 12 * rows * ctx.size * weights)
+
+
 def decided(preferred: Tensor) -> Tensor:
     """The same order of preference, in steps so large that no logit comes between two of them."""
     return DECIDES * torch.argsort(torch.argsort(preferred, dim=-1), dim=-1).double()
@@ -64,9 +79,13 @@ class Experts(Technique[Sharded]):
 
     def whole(self, dtype: torch.dtype) -> Unsharded:
         """The unsharded model: experts in `dtype`, the router at least in fp32."""
-        with seeded(key(self.ctx.seed, _WEIGHTS) >> 1):
-            model = Unsharded(self.made.shape, torch.cat(self.made.wanted))
-        model = model.to(torch.bfloat16).to(self.ctx.device, dtype)
+        seed, wanted = key(self.ctx.seed, _WEIGHTS), torch.cat(self.made.wanted)
+        if self.ctx.at_size:
+            model = made(lambda: Unsharded(self.made.shape, wanted), seed, self.ctx.device, dtype)
+        else:
+            with seeded(seed >> 1):
+                model = Unsharded(self.made.shape, wanted)
+            model = model.to(torch.bfloat16).to(self.ctx.device, dtype)
         model.router.to(torch.promote_types(dtype, torch.float32))
         return model
 
@@ -82,12 +101,19 @@ class Experts(Technique[Sharded]):
         return Left(results(out, x, model), model)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """All tokens through all experts."""
-        model = self.whole(dtype)
+        """All tokens through all experts; at the size of training those of one rank after the other."""
+        model, outputs, weights = self.whole(dtype), list[Tensor](), list[Tensor]()
         x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
-        out = model(x)
-        out.backward(torch.cat(self.made.targets).to(dtype))
-        return results(out, x, model)
+        sizes = [len(one) for one in self.made.tokens] if self.ctx.at_size else [len(x)]
+        whole = x, torch.cat(self.made.targets).to(dtype), model.wanted
+        for tokens, target, wanted in zip(*(torch.split(one, sizes) for one in whole), strict=True):
+            model.wanted = wanted
+            out = model(tokens)
+            out.backward(target)
+            outputs.append(out.detach())
+            weights.append(model.weights)
+        model.weights = torch.cat(weights)
+        return results(torch.cat(outputs), x, model)
 
     def part(self, whole: Named, kept: Sharded) -> Named:
         """This rank's tokens and experts; the router is everybody's."""
@@ -140,5 +166,7 @@ def results(out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:
-    """Numbers between -1 and 1 that bf16 can represent, in fp64."""
+    """Numbers of a few times 1 that bf16 can represent, in fp64; large ones in bf16 itself."""
+    if ctx.at_size:
+        return large(key(ctx.seed, kind, rank), shape, ctx.device)
     return (uniform(ctx.seed, kind, rank, shape=shape) * 2 - 1).bfloat16().double().to(ctx.device)

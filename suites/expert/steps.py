@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import answer, study
 from suites.expert.deepep import opened
 from suites.expert.disaggregated.model import problem
@@ -21,7 +22,7 @@ from suites.expert.disaggregated.trial import disaggregated_trial
 from suites.expert.engine import Carried, Carrying, load, paces
 from suites.expert.groups import nodes_of
 from suites.expert.limited import Limited
-from suites.expert.parity import Experts, layer
+from suites.expert.parity import Experts, fit_layer, layer
 from suites.expert.parts import every_size, sizes_in
 from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, even_traffic
@@ -66,7 +67,11 @@ def parity(
     """
     shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
+    fit_layer(ctx, shape)
     made = Experts(ctx, layer(ctx, routing, shape))
+    if ctx.at_size:
+        told = at_size(ctx, made)
+        return {**told, "figures": {**told["figures"], "imbalance": imbalance(made.sent)}}
     return {
         **answer(study(ctx, made)),
         "figures": {"imbalance": imbalance(made.sent)},

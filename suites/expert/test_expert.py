@@ -9,6 +9,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
+from thresholds.hardware import Model
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
@@ -22,6 +23,7 @@ LIMITED = {
     "most_nodes": 2,
     "groups": 4,
 }
+MOST_PARTS = 8  # of the tokens at the size of training, each as many as one rank's in a small world
 # tokens, hidden, top-k, where the hardware file has no [experts]. On GPUs the settings of DeepEP's own
 # benchmarks: training, and decoding.
 SIZES = {
@@ -55,6 +57,10 @@ def sized(step: str, entry: str, /, **parameters: Any) -> Case:  # noqa: ANN401 
 
 
 TOKENS = [case("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
+# In words of 16 bytes something is left of a row of 47 numbers.
+ODD = [
+    case("expert.parity", "odd", routing="skewed", hidden=47, inner=23, **{**LAYER, "tokens_per_rank": 13})
+]
 PARITY = [case("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
 GROUPS = [case("expert.group_limited", "", **LIMITED)]
 NORMAL = [sized("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
@@ -92,7 +98,30 @@ ENGINE = [
     )
     for kind in ("balanced", "skewed")
 ]
-ALL = [*TOKENS, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
+
+
+def at_size(word: str, routing: str, least: int) -> Case:
+    """Plan a layer once at the size of training, or with so many times fewer tokens: that of decoding."""
+
+    def scaled(model: Model, ranks: int) -> dict[str, int]:
+        each = max(model.experts // ranks, 1)
+        inner = model.hidden // 4 * model.experts // (each * ranks) // 8 * 8
+        tokens = min(model.sequence, MOST_PARTS * model.sequence // ranks) // least
+        return {
+            "tokens_per_rank": max(tokens, 1),
+            "hidden": model.hidden,
+            "inner": max(inner, 8),
+            "experts_per_rank": each,
+            "top_k": min(model.experts_per_token, each * ranks),
+        }
+
+    selectors = {"step": f"expert.parity at the size of {word}"}
+    words = ("parity", "at_size", word)
+    return Case("expert.parity", words, {"routing": routing}, selectors, weight=4.0, scaled=scaled)
+
+
+AT_SIZE = [at_size("training", "skewed", 1), at_size("decoding", "balanced", 32)]
+ALL = [*TOKENS, *ODD, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
 
 
 @over(ALL, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
@@ -107,7 +136,7 @@ def test_traffic_is_the_closed_form(check: Check) -> None:
     check.run()
 
 
-@over([*PARITY, *ENGINE], INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
+@over([*ODD, *PARITY, *ENGINE], INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the router and its share of the experts."""
     check.run()
@@ -130,4 +159,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(NORMAL, INSIDE, ask=requests.step, judges=[parallel.time])
 def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
     """Dispatch and combine inside a node."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: results, traffic and memory of a large layer, and how long its step takes."""
     check.run()

@@ -32,7 +32,7 @@ from suites.context.ring_attention import wide
 from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
 from suites.mesh.staged import Staged
-from suites.mesh.task import CHANNELS, GROUPED, Task, unsharded
+from suites.mesh.task import GROUPED, Task, unsharded
 from suites.mesh.technique import Combined, Issued
 
 
@@ -83,7 +83,7 @@ def groups(task: Task) -> list[int]:
     """Elements of every group that fully_shard gathers at once, after tensor parallelism."""
     d, h = task.width, task.hidden
     heads = GROUPED * task.kv_heads + task.kv_heads
-    block = 2 * d + (2 * d * heads * CHANNELS + 3 * d * h) // task.tp
+    block = 2 * d + (2 * d * heads * task.channels + 3 * d * h) // task.tp
     words = d * h // task.tp
     around = task.first * words + task.last * (words + d)
     return [block] * task.blocks + [around] * (task.first or task.last)

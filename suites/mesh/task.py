@@ -16,7 +16,9 @@ from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.at_size import made
 from fixtures.ranks.study.driver import TRAINED, Named
+from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
 from suites.mesh.axes import Layout
@@ -43,6 +45,22 @@ class Task:
     layers: int
     steps: int
     micro_batches: int = 1
+    least_width: int = 0
+    channels: int = CHANNELS
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit.
+
+        A parameter takes 36 bytes: 12 of the unsharded run in fp32, 6 of that in bf16, 12 while results are
+        compared, and 6 of its own runs. Scores of one sequence are there five times over in fp32, backward,
+        and all logits in fp32 and bf16. Both unsharded runs take 6 operations per parameter and token.
+        """
+        block = self.width * (3 * self.width + 3 * self.hidden)
+        elements = self.layers * block + 2 * self.width * self.hidden
+        positions = self.rows * self.layout.size("dp") * self.length
+        scores = self.layers * GROUPED * self.kv_heads * self.length**2
+        held = 36 * elements + 20 * scores + 6 * positions * self.hidden * self.steps
+        fit(self.ctx, held, 12 * self.steps * positions * elements)
 
     @property
     def stages(self) -> int:
@@ -81,13 +99,14 @@ class Task:
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads: the fewest whose rows divide among all."""
-        return self.tp * self.shards // math.gcd(self.shards, CHANNELS)
+        """Key-value heads: the fewest whose rows divide among all, or as often as many as make the width."""
+        fewest = self.tp * self.shards // math.gcd(self.shards, self.channels)
+        return fewest * max(self.least_width // (GROUPED * fewest * self.channels), 1)
 
     @property
     def width(self) -> int:
         """Of the activations: as many channels as all query heads have."""
-        return GROUPED * self.kv_heads * CHANNELS
+        return GROUPED * self.kv_heads * self.channels
 
     @property
     def hidden(self) -> int:
@@ -101,8 +120,10 @@ class Task:
 
     def model(self, dtype: torch.dtype) -> Llama:
         """The same weights on every rank and in every dtype."""
+        sizes = (self.width, self.layers, GROUPED * self.kv_heads, self.kv_heads, self.hidden)
+        if self.ctx.at_size:
+            return made(lambda: Llama(self.hidden, *sizes), self.ctx.seed, self.ctx.device, dtype)
         with seeded(self.ctx.seed):
-            sizes = (self.width, self.layers, GROUPED * self.kv_heads, self.kv_heads, self.hidden)
             model = Llama(self.hidden, *sizes)
         return model.to(TRAINED).to(self.ctx.device, dtype)
 
@@ -138,9 +159,14 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     for number in range(task.steps):
         x, y = task.batch(number)
         optimizer.zero_grad()
-        whole = model(x)
-        torch.autograd.backward(loss_of(whole, y))
-        logits = task.own(whole.detach())
+        outputs = []
+        for one, target in zip(
+            *(one.chunk(len(x) if task.ctx.at_size else 1) for one in (x, y)), strict=True
+        ):
+            outputs.append(model(one))
+            torch.autograd.backward(loss_of(outputs[-1], target) * (len(one) / len(x)))
+            outputs[-1] = outputs[-1].detach()
+        logits = task.own(torch.cat(outputs))
         steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits})
         optimizer.step()
     return stacked(steps) | trained(dict(model.named_parameters()))

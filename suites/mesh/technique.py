@@ -14,6 +14,7 @@ from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, models
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import (
     Entries,
     Form,
@@ -159,6 +160,8 @@ def told(
     ctx: Context, technique: Combined[Any], axes: Sequence[Among], patterns: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     """Study it, time a step more, and send each axis' own pattern with exact payloads."""
+    if ctx.at_size:
+        return at_size(ctx, technique)
     found = study(ctx, technique)
     ctx.progress.phase("timed step")
     engine = found.runs[technique.dtypes[-1]].kept

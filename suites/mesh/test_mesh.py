@@ -6,6 +6,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case
+from thresholds.hardware import Model
 
 
 def case(step: str, **parameters: int) -> Case:
@@ -22,6 +23,19 @@ STEPS: list[Case] = [
     case("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
 ]
 
+
+def at_size(step: str, **more: int) -> Case:
+    """Plan a step once at the size of training: half the width, in short sequences."""
+
+    def scaled(model: Model, ranks: int) -> dict[str, int]:
+        sizes = {"rows": 1, "tokens": max(model.sequence // 32, 1) * 2, "layers": 1, "steps": 2}
+        return {**sizes, "least_width": model.hidden // 2, "channels": model.hidden // model.heads}
+
+    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
+    return Case(step, words, more, selectors, weight=4.0, scaled=scaled)
+
+
+AT_SIZE = [at_size("mesh.fsdp_tp"), at_size("mesh.pp_fsdp_tp", per_stage=2), at_size("mesh.fsdp_cp")]
 MIXTURE = {
     "width": 16,
     "heads": 4,
@@ -66,4 +80,10 @@ def test_axes_are_where_they_should_be(check: Check) -> None:
 @over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How long a training step takes, and how fast each axis' own pattern is."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: results, traffic and memory of a large model on a mesh, and a step's time."""
     check.run()

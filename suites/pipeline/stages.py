@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
+from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study import at_size
 from fixtures.ranks.study.models import Mlp, seeded
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
@@ -49,7 +52,9 @@ class Problem:
 
     @classmethod
     def make(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
-        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it."""
+        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it; at size there."""
+        if ctx.at_size:
+            return cls._large(ctx, shape, width, rows, dtype)
         with seeded(ctx.seed):
             modules = [Layer(width, HIDDEN * width).double() for _ in range(shape.stages)]
             batch = torch.randn(2, shape.micro_batches * rows, width, dtype=torch.float64)
@@ -57,6 +62,16 @@ class Problem:
             module.to(ctx.device, dtype)
         inputs, targets = batch.to(ctx.device, dtype)
         return cls(modules, inputs.clone(), targets.clone())
+
+    @classmethod
+    def _large(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
+        made = [
+            at_size.made(partial(Layer, width, HIDDEN * width), key(ctx.seed, 1, stage), ctx.device, dtype)
+            for stage in range(shape.stages)
+        ]
+        size = 2, shape.micro_batches * rows, width
+        inputs, targets = at_size.drawn(key(ctx.seed, 2), size, ctx.device).to(dtype)
+        return cls(made, inputs.clone(), targets.clone())
 
     def saved_bytes(self, stage: int, micro_batches: int) -> int:
         """Give what a layer of width d and hidden h keeps of a micro-batch: d + 4h per row, in its dtype.

@@ -8,6 +8,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import judging, parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
+from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
@@ -37,6 +38,20 @@ SCHEDULES = [
     case("pipeline.zbv"),
     case("pipeline.dualpipev"),
 ]
+
+
+def at_size(step: str) -> Case:
+    """Plan a schedule once at the size of training: a quarter of the width, as all stages make one model."""
+
+    def scaled(model: Model, ranks: int) -> dict[str, int]:
+        rows = max(2 * model.sequence // model.micro_batches, 1)
+        return {**SIZE, "width": model.hidden // 4, "rows": rows}
+
+    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
+    return Case(step, words, {}, selectors, weight=8.0, scaled=scaled)
+
+
+AT_SIZE = [at_size(case.step) for case in SCHEDULES]
 NEIGHBOURS = [Case("pipeline.edges", ("edges",), EDGES, {"step": "pipeline.edges"}, weight=4.0, shared=True)]
 
 
@@ -79,4 +94,10 @@ def test_bandwidth_of_the_edges_inside_a_node_is_recorded(check: Check) -> None:
 @over(NEIGHBOURS, NETWORK, ask=requests.step, judges=[parallel.time], metrics=("edge",))
 def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
     """The bandwidth between real neighbours, some of which are on different nodes."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: order, results, traffic and memory of large stages, and a step's time."""
     check.run()

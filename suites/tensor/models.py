@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
 
+from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study import at_size
+from fixtures.ranks.study.driver import TRAINED
+from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
 from suites.tensor.technique import drawn
 
@@ -37,6 +43,8 @@ def multiple(number: int, ranks: int) -> int:
 
 def activations(ctx: Context, batch: int, length: int, width: int) -> Tensor:
     """An input, the same on every rank."""
+    if ctx.at_size:
+        return at_size.drawn(key(ctx.seed, 1), (batch, length, width), ctx.device)
     return drawn(ctx.seed + 1, batch, length, width).to(ctx.device)
 
 
@@ -48,8 +56,7 @@ def linear(ctx: Context, width: int, features: int) -> nn.Module:
 
 def mlp(ctx: Context, width: int, hidden: int) -> nn.Module:
     """A SwiGLU."""
-    with seeded(ctx.seed):
-        return Mlp(width, hidden).to(ctx.device).double()
+    return _whole(ctx, lambda: Mlp(width, hidden))
 
 
 def attention(ctx: Context, width: int, heads: int, kv_heads: int) -> nn.Module:
@@ -58,12 +65,22 @@ def attention(ctx: Context, width: int, heads: int, kv_heads: int) -> nn.Module:
         return Attention(width, heads, kv_heads).to(ctx.device).double()
 
 
-def block(ctx: Context, *, channels: int, heads: int, hidden: int) -> nn.Module:
+def block(ctx: Context, batch: int, length: int, *, channels: int, heads: int, hidden: int) -> nn.Module:
     """A block with `heads` query heads, one key-value head and `hidden` features for each rank."""
     heads_in_all = ctx.size * heads
+    width, features = heads_in_all * channels, ctx.size * hidden
+    elements = width * (2 * width + 2 * ctx.size * channels + 3 * features)
+    fits(ctx, batch * length, elements, 16 * width + 6 * features, batch * heads_in_all * length**2)
+    sizes = width, heads_in_all, ctx.size, features
+    return _whole(ctx, lambda: Block(*sizes))
+
+
+def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
+    """Make a model, the same on every rank: at the size of training of numbers that bf16 holds, as such."""
+    if ctx.at_size:
+        return at_size.made(build, ctx.seed, ctx.device, TRAINED)
     with seeded(ctx.seed):
-        whole = Block(heads_in_all * channels, heads_in_all, ctx.size, ctx.size * hidden)
-    return whole.to(ctx.device).double()
+        return build().to(ctx.device).double()
 
 
 def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) -> tuple[Vocabulary, Tensor]:
@@ -82,3 +99,13 @@ def _borders(words: int, ranks: int) -> Tensor:
     """The first and the last word of every rank's part: a mask that is off by one goes wrong there alone."""
     first = torch.arange(ranks) * (words // ranks)
     return torch.stack((first, first + words // ranks - 1), 1).flatten()
+
+
+def fits(ctx: Context, tokens: int, elements: int, width: int, scores: int = 0) -> None:
+    """Refuse a whole layer of so many weights, activations of `width` numbers a token, and scores.
+
+    A weight takes 20 bytes: its own 2, with a gradient 8 of a run in fp32 and 4 of one in bf16, and 6 of the
+    gradients that are compared. Scores are there five times over in fp32, backward. Both runs of the whole
+    layer take 6 operations per weight and token, and 12 per score and channel, at most 128 of them.
+    """
+    fit(ctx, 20 * elements + 4 * tokens * width + 20 * scores, 18 * elements * tokens + 3072 * scores)

@@ -94,6 +94,7 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
     """
     group = Group(ctx.rank, ctx.size)
     hidden = multiple(hidden, ctx.size)
+    models.fits(ctx, batch * length, 3 * width * hidden, 4 * width + 6 * hidden)
     x = activations(ctx, batch, length, width)
     layer = Functional(
         whole=models.mlp(ctx, width, hidden),
@@ -167,7 +168,7 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
     Traffic: two all_reduces of X forward, two backward. Memory: 1/n of the matrices, all of the norms.
     """
     group = Group(ctx.rank, ctx.size)
-    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Functional(
         whole=whole,
@@ -194,7 +195,7 @@ def sequence(
     """
     group = Group(ctx.rank, ctx.size)
     length = multiple(length, ctx.size)
-    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
 
     def saved(whole_bytes: int, item: int) -> int:
@@ -227,6 +228,7 @@ def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) 
     """
     group = Group(ctx.rank, ctx.size)
     length, hidden = multiple(length, ctx.size), multiple(hidden, ctx.size)
+    models.fits(ctx, batch * length, 3 * width * hidden, 4 * width + 6 * hidden)
     whole, x = models.mlp(ctx, width, hidden), activations(ctx, batch, length, width)
     with overlap.fused(ctx, group) as ops:
         layer = overlap.FusedMlp(
@@ -252,7 +254,7 @@ def dtensor(
     Traffic: two all_reduces of X forward; backward one for each of q, k, v, gate and up, which do not know
     that they share their input: five. Memory as in `block`.
     """
-    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
+    whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Planned(
         ctx=ctx,
@@ -276,8 +278,9 @@ def dtensor_sequence(
     The norms' gradients stay summands until an optimizer reads them.
     """
     group = Group(ctx.rank, ctx.size)
-    whole = models.block(ctx, channels=channels, heads=heads, hidden=hidden)
-    x = activations(ctx, batch, multiple(length, ctx.size), ctx.size * heads * channels)
+    length = multiple(length, ctx.size)
+    whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
+    x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Planned(
         ctx=ctx,
         whole=whole,

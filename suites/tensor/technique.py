@@ -21,6 +21,7 @@ from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, parity
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import (
     EXACT,
     TRAINED,
@@ -178,6 +179,8 @@ class Functional(Layer):
 
 def told(ctx: Context, layer: Layer) -> dict[str, Any]:
     """Study a layer, run it with nothing but a clock beside it, and send its collectives' exact payloads."""
+    if ctx.at_size:
+        return at_size(ctx, layer)
     found = study(ctx, layer)
     said, left = answer(found), list[Left[Sequence[Tensor]]]()
     ctx.progress.phase("timed step")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
+from thresholds.hardware import Model
 
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
@@ -23,6 +24,9 @@ STEPS = [
     case("tensor.column", "split", **LAYER, features=96, gather=False),
     case("tensor.row", "whole", **LAYER, features=96, split=True),
     case("tensor.row", "split", **LAYER, features=96, split=False),
+    case(
+        "tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96
+    ),  # in words of 16 bytes something is left
     case("tensor.mlp", **LAYER, hidden=96),
     case("tensor.attention", "split", **HEADS, replicate=False),
     case("tensor.attention", "replicated", **HEADS, replicate=True),
@@ -33,6 +37,39 @@ STEPS = [
     case("tensor.dtensor", **BLOCK),
     case("tensor.dtensor_sequence", **BLOCK),
     case("tensor.loss_parallel", **LAYER, words=96),
+]
+
+
+def of_mlp(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of an MLP: the tokens of a rank in short sequences, whose scores are small."""
+    return {**_tokens(model), "width": model.hidden, "hidden": 2 * model.hidden}
+
+
+def of_block(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of a block, per rank; where ranks are more than heads these have fewer channels."""
+    heads = max(model.heads // ranks, 1)
+    channels = max(model.hidden // (ranks * heads) // 8, 1) * 8
+    return {
+        **_tokens(model),
+        "channels": channels,
+        "heads": heads,
+        "hidden": max(2 * model.hidden // ranks, 8),
+    }
+
+
+def _tokens(model: Model) -> dict[str, int]:
+    return {"batch": 8, "length": max(model.sequence // 8, 1)}
+
+
+def at_size(step: str, scaled: Scaled) -> Case:
+    """Plan a step once at the size of training."""
+    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
+    return Case(step, words, {}, selectors, weight=4.0, scaled=scaled)
+
+
+AT_SIZE = [
+    *(at_size(f"tensor.{name}", of_mlp) for name in ("mlp", "async_tp")),
+    *(at_size(f"tensor.{name}", of_block) for name in ("block", "sequence", "dtensor", "dtensor_sequence")),
 ]
 
 
@@ -63,4 +100,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(STEPS, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: results, traffic and memory of a large layer, and how long its step takes."""
     check.run()

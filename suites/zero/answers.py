@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
@@ -90,6 +91,8 @@ def flat(
         ]
 
     technique = Trained(task, lambda dtype: stage(task, dtype), sharded(task, gathers), held)
+    if task.ctx.at_size:
+        return at_size(task.ctx, technique)
     return {**answer(study(task.ctx, technique)), **sent_sharded(task, gathers)}
 
 
@@ -124,20 +127,19 @@ def sharded_holds(task: Task, shards: int, live: int = 0) -> Held[FullySharded]:
 
 def fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run fully_shard on all ranks, with resharding after forward and without."""
-    studies = [
-        study(
-            task.ctx,
-            Trained(
-                task,
-                partial(FullySharded, task, mesh, reshard),
-                sharded(task, gathers),
-                sharded_holds(task, task.ctx.size, live),
-                variant,
-            ),
+    resharded, kept = (
+        Trained(
+            task,
+            partial(FullySharded, task, mesh, reshard),
+            sharded(task, gathers),
+            sharded_holds(task, task.ctx.size, live),
+            variant,
         )
         for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, 1))
-    ]
-    return {**answer(*studies), **sent_sharded(task, gathers=2)}
+    )
+    if task.ctx.at_size:
+        return at_size(task.ctx, resharded)
+    return {**answer(study(task.ctx, resharded), study(task.ctx, kept)), **sent_sharded(task, gathers=2)}
 
 
 def replicas(ctx: Context) -> tuple[int, int]:
@@ -168,6 +170,8 @@ class Hybrid(Trained[FullySharded]):
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
+    if task.ctx.at_size:
+        return at_size(task.ctx, Hybrid(task, mesh))
     told, psi = answer(study(task.ctx, Hybrid(task, mesh))), ITEM * task.elements
     along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
     hops = (

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fixtures.ranks.engines import engine
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import TRAINED, WIDE, alike, answer, same, study
 from fixtures.ranks.study.pattern import Move, sent
 from suites.zero import deepspeed as deepspeed_engine
@@ -49,6 +50,8 @@ def ddp(
     times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
     """
     task = Task(ctx, width, layers, rows, steps)
+    if ctx.at_size:
+        return at_size(ctx, replicated(task, micro_batches=micro_batches))
     many, one, added = (
         study(ctx, technique)
         for technique in (

@@ -8,9 +8,11 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
+from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
+MOST_PARTS = 8  # of the batch at the size of training, each as long as one rank's in a small world
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 
 
@@ -43,6 +45,23 @@ STEPS = [
 
 DEEPSPEED = [of_deepspeed(stage) for stage in (1, 2, 3)]
 TRAINED = [*STEPS, *DEEPSPEED]
+
+
+def at_size(step: str, *, steps: int = 2, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+    """Plan a step once at the size of training; the unsharded batch does not grow with the world."""
+
+    def scaled(model: Model, ranks: int) -> dict[str, Any]:
+        rows = max(min(model.sequence, MOST_PARTS * model.sequence // ranks), 4)
+        return {"width": model.hidden, "layers": model.layers, "rows": rows, "steps": steps}
+
+    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
+    return Case(step, words, more, selectors, weight=4.0, scaled=scaled)
+
+
+AT_SIZE = [
+    at_size("zero.ddp", steps=3, micro_batches=2),  # DDP lays its buckets out anew in the second
+    *map(at_size, ("zero.zero1", "zero.zero2", "zero.zero3", "zero.fsdp", "zero.hsdp")),
+]
 
 # What is exchanged between GPUs in microseconds drowns in the host's own.
 PACED: dict[str, Any] = {
@@ -81,4 +100,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over([*STEPS, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
+    check.run()
+
+
+@over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
+def test_at_the_size_of_training(check: Check) -> None:
+    """What is timed is right: results, traffic and memory of a large model, and how long its step takes."""
     check.run()

@@ -20,7 +20,9 @@ from torch import nn
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.at_size import drawn, made
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
@@ -45,6 +47,17 @@ class Task:
     rows: int
     steps: int
 
+    def __post_init__(self) -> None:
+        """Refuse what does not fit.
+
+        A parameter takes 12 bytes of the unsharded run in fp32 and 6 of that in bf16, 20 more while results
+        are compared, and 8 of two runs' results; a row 11 numbers a block, and the batch is there beside.
+        There are 6 operations per parameter and row, in both unsharded runs and, of own rows, in two more.
+        """
+        computed = 6 * self.elements * self.rows * (self.steps + 1) * (2 * self.ctx.size + 2)
+        held = 4 * self.rows * self.columns * (11 * self.layers + 3 * self.ctx.size)
+        fit(self.ctx, 46 * self.elements + held, computed)
+
     @property
     def columns(self) -> int:
         """Features: a shard of a matrix then is a whole number of its rows."""
@@ -53,7 +66,9 @@ class Task:
 
     def model(self, dtype: torch.dtype) -> nn.Sequential:
         """The same weights on every rank and in every dtype."""
-        model = nn.Sequential(*(Mlp(self.columns, 2 * self.columns) for _ in range(self.layers)))
+        if self.ctx.at_size:
+            return made(self._blocks, key(self.ctx.seed, 1), self.ctx.device, dtype)
+        model = self._blocks()
         source = torch.Generator().manual_seed(key(self.ctx.seed, 1) >> 1)
         with torch.no_grad():
             for weight in model.parameters():
@@ -61,11 +76,22 @@ class Task:
                 weight.copy_(drawn.to(TRAINED))
         return model.to(self.ctx.device, dtype)
 
+    def _blocks(self) -> nn.Sequential:
+        return nn.Sequential(*(Mlp(self.columns, 2 * self.columns) for _ in range(self.layers)))
+
     def batch(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of all ranks."""
+        if self.ctx.at_size:
+            parts = [self._rows_of(rank, number, dtype) for rank in range(self.ctx.size)]
+            return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         source = torch.Generator().manual_seed(key(self.ctx.seed, 2, number) >> 1)
         both = torch.randn(2, self.rows * self.ctx.size, self.columns, generator=source).to(TRAINED)
         x, y = both.to(self.ctx.device, dtype)
+        return x, y
+
+    def _rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        seed = key(self.ctx.seed, 2, number, rank)
+        x, y = drawn(seed, (2, self.rows, self.columns), self.ctx.device).to(dtype)
         return x, y
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
@@ -74,6 +100,8 @@ class Task:
 
     def share(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of this rank."""
+        if self.ctx.at_size:
+            return self._rows_of(self.ctx.rank, number, dtype)
         x, y = self.batch(number, dtype)
         return self.own(x), self.own(y)
 
@@ -230,9 +258,12 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     for number in range(task.steps):
         x, y = task.batch(number, dtype)
         optimizer.zero_grad()
-        output = model(x)
-        torch.autograd.backward(loss_of(output, y))
-        losses.append(task.losses(output, y))
+        pieces = task.ctx.size if task.ctx.at_size else 1
+        outputs = []
+        for one, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+            outputs.append(model(one))
+            torch.autograd.backward(loss_of(outputs[-1], target) / pieces)
+        losses.append(task.losses(torch.cat(outputs), y))
         optimizer.step()
     grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
     return whole_results(task, model, losses, grads)
@@ -243,7 +274,8 @@ def whole_results(task: Task, model: nn.Module, losses: list[torch.Tensor], grad
     params = {name: weight.detach() for name, weight in model.named_parameters()}
     dtype = next(iter(params.values())).dtype
     with torch.no_grad():
-        output = model(task.batch(task.steps, dtype)[0])
+        rows = torch.split(task.batch(task.steps, dtype)[0], task.rows)
+        output = torch.cat([model(one) for one in rows]) if task.ctx.at_size else model(torch.cat(rows))
     both = {**of_kind("grad", grads), **of_kind("param", params)}
     return {"loss": torch.stack(losses), "forward": output, **both}
 

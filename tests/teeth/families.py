@@ -13,7 +13,7 @@ _WIDTHS = (28, 44, 5, 22)
 
 
 def families() -> dict[str, list[Bug]]:
-    """The bugs by family: each module of this package that has BUGS is one, named as its suite."""
+    """The bugs by family: each module of this package that has BUGS is one, most named as a suite."""
     found = {}
     for module in sorted(pkgutil.iter_modules(tests.teeth.__path__), key=lambda module: module.name):
         if not module.name.startswith(("test_", "__")):

@@ -9,8 +9,9 @@ import pytest
 from fixtures.ranks.steps import REGISTRY
 from tests.house.tree import ROOT
 from tests.suites.parallel import load
-from tests.teeth.bug import survivors
+from tests.teeth.bug import survivors, trials
 from tests.teeth.families import families
+from tests.teeth.lengths import BUGS, in_small
 
 FAMILIES = families()
 # Their faults are planted beside their own steps' tests; the self-check's step is nothing but faults.
@@ -44,3 +45,13 @@ def test_every_step_of_every_family_has_bugs() -> None:
 
 def test_there_are_enough_of_them() -> None:
     assert sum(len(bugs) for bugs in FAMILIES.values()) >= LEAST_IN_ALL
+
+
+def test_what_is_planted_for_some_lengths_stays_green_at_others() -> None:
+    assert [str(trial) for trial in trials([in_small(bug) for bug in BUGS]) if trial.red] == []
+
+
+def test_every_family_has_two_bugs_of_some_lengths() -> None:
+    planted = Counter(bug.step.partition(".")[0] for bug in BUGS)
+    assert {name: planted[name] for name in planted if planted[name] < LEAST_OF_A_STEP} == {}
+    assert len(planted) == 6

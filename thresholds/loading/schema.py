@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from thresholds.loading.fields import (
     Count,
@@ -147,6 +147,33 @@ class ExpertsSection(Section):
     source: Sentence
 
 
+_Few = Annotated[int, Field(ge=1, le=1024)]
+
+
+class ModelSection(Section):
+    """[model]: the model at whose size each technique runs once, compared and timed."""
+
+    hidden: Annotated[int, Field(ge=64, le=1 << 16, multiple_of=64)]
+    heads: _Few
+    experts: _Few
+    experts_per_token: Annotated[int, Field(ge=1, le=16)]
+    sequence: _Length
+    micro_batches: _Few
+    layers: Annotated[int, Field(ge=1, le=64)]
+
+    @model_validator(mode="after")
+    def _whole(self) -> ModelSection:
+        """Heads of whole channels, which rotary positions turn in pairs; no more choices than experts."""
+        faults = []
+        if self.hidden % (2 * self.heads):
+            faults.append(f"{self.heads} heads of an even width do not make up a hidden of {self.hidden}")
+        if self.experts_per_token > self.experts:
+            faults.append(f"a token cannot have {self.experts_per_token} of {self.experts} experts")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
 class PeersSection(Section):
     """[peers]: by how much a node or device may lie behind its equals; see thresholds/peers.py."""
 
@@ -216,6 +243,7 @@ class Tables(Section):
     line_rate: LineRateSection | None = None
     sweep: SweepSection | None = None
     experts: ExpertsSection | None = None
+    model: ModelSection | None = None
     peers: PeersSection | None = None
     match: Annotated[dict[LowerName, Facts], Field(min_length=1), AfterValidator(_one_fabric)] = {}
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}

@@ -1,0 +1,94 @@
+"""Every technique at the size of training, on processors: green on any number of ranks, and planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from fixtures.check.plan import Case
+from fixtures.ranks import timing
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from fixtures.ranks.study import fitting
+from fixtures.ranks.study.fitting import DoesNotFit
+from suites.context import fused, test_context
+from suites.context.layout import Layout, Span, contiguous, zigzag
+from suites.expert import test_expert
+from suites.mesh import test_mesh
+from suites.pipeline import test_pipeline
+from suites.tensor import test_tensor
+from suites.zero import test_zero
+from tests.fixtures.ranks.gloo_world import run_world
+from tests.suites.parallel import assert_green, load
+from thresholds.hardware import MODELS
+
+MODULES = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
+CASES = [case for module in MODULES for case in module.AT_SIZE]
+PARTS = ("parity", "repeat", "traffic", "memory", "figures")
+CPU = torch.device("cpu")
+
+
+def asked(case: Case, backend: str, ranks: int) -> dict[str, object]:
+    assert case.scaled is not None
+    return {**case.parameters, **case.scaled(MODELS[backend], ranks), "at_size": True}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_technique_is_right_at_size(ranks: int) -> None:
+    found = assert_green(ranks, [(case.step, asked(case, "gloo", ranks)) for case in CASES], PARTS)
+    assert all(rank["figures"]["step_seconds"] > 0 for told in found for rank in told)
+
+
+def refused(ctx: Context, ranks: int) -> list[float]:
+    """GB that each step asks for on a GPU, in a world that is said to be of so many ranks."""
+    setattr(fitting, "free_bytes", lambda _: 0.0)  # noqa: B010 - in its own process
+    setattr(timing, "agree", lambda _, value: value)  # noqa: B010
+    hosts = [f"node-{rank // 8}" for rank in range(ranks)]
+    world = replace(ctx, size=ranks, hosts=hosts, local_ranks=[rank % 8 for rank in range(ranks)])
+    found = []
+    for case in CASES:
+        with pytest.raises(DoesNotFit) as error:
+            REGISTRY[case.step](world, **asked(case, "nccl", ranks))
+        found.append(float(str(error.value).split()[3]))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_every_step_says_what_it_needs_before_it_allocates_and_80_gb_hold_it(ranks: int) -> None:
+    load([case.step for case in CASES])
+    (found,) = run_world(1, partial(refused, ranks=ranks))
+    assert {case.words: gb for case, gb in zip(CASES, found, strict=True) if not 0.01 < gb < 60} == {}
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_tiles_cover_what_is_visible_once(size: int) -> None:
+    for cut, length in ((contiguous, 6 * size), (zigzag, 6 * size)):
+        places = cut(length, size)
+        spans = tuple(Span.of(one, CPU) for one in places)
+        for rank in range(size):
+            layout = Layout(rank, spans[rank], spans, causal=True)
+            for source in range(size):
+                seen = torch.zeros(6, 6, dtype=torch.int64)
+                for tile in fused.tiles(layout, source):
+                    block = seen[tile.queries, tile.keys]
+                    block += torch.ones_like(block).tril() if tile.causal else 1
+                visible = places[rank][:, None] >= places[source][None, :]
+                assert torch.equal(seen, visible.long())
+
+
+def test_positions_that_overlap_otherwise_are_refused() -> None:
+    whole, half = (Span.of(torch.arange(count), CPU) for count in (8, 4))
+    with pytest.raises(ValueError, match="neither before"):
+        list(fused.tiles(Layout(0, half, (whole,), causal=True), 0))
+
+
+def test_a_device_without_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
+    with pytest.raises(Unsupported, match="this is Tesla V100"):
+        fused.refuse_without_kernel(torch.device("cuda"))
+    fused.refuse_without_kernel(CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    fused.refuse_without_kernel(torch.device("cuda"))
