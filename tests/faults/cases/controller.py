@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import Any
 
 from fixtures.blame.links.probe import Links
-from fixtures.blame.search.model import Reading, Trial, Way
-from fixtures.blame.search.rounds import circle
+from fixtures.blame.search.model import Reading, Route, Trial
+from fixtures.blame.search.rounds import round_robin
 from fixtures.blame.search.search import Rules, search
 from fixtures.blame.searches import LinksOnly
 from fixtures.check.plan import NETWORK, Case, Planned
@@ -70,12 +70,12 @@ class Round:
     @property
     def bad(self) -> set[tuple[str, str]]:
         """The ways that were bad, as (source, destination)."""
-        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if r.bad}
+        return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if r.bad}
 
     @property
     def good(self) -> set[tuple[str, str]]:
         """The ways that were good."""
-        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if not r.bad}
+        return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if not r.bad}
 
     @property
     def unknown(self) -> list[str]:
@@ -155,7 +155,7 @@ class Controller:
 
 
 def _trial(told: dict[str, Any]) -> Trial:
-    readings = (Reading(Way(**one["way"]), one["bad"], one["sentence"]) for one in told["readings"])
+    readings = (Reading(Route(**one["route"]), one["bad"], one["sentence"]) for one in told["readings"])
     return Trial(tuple(told["group"]), tuple(readings), told["unknown"])
 
 
@@ -174,7 +174,7 @@ def controller(lab: Lab, mbit: float = USUAL_MBIT) -> Iterator[Controller]:
 
 def schedule(nodes: Sequence[str], count: int) -> list[list[tuple[str, str]]]:
     """Give so many rounds of disjoint pairs."""
-    return list(itertools.islice(itertools.cycle(circle(nodes)), count))
+    return list(itertools.islice(itertools.cycle(round_robin(nodes)), count))
 
 
 # The progress files of the job that was started last.
