@@ -44,7 +44,7 @@ class Flap:
 class World:
     """What is bad, how often that shows and how often good things seem bad; and who was asked what.
 
-    `links` are nodes that are bad whenever they send or receive, `parts` and `ways` are bad alone.
+    `links` are nodes that are bad whenever they send or receive, `parts` and `routes` are bad alone.
     A node that `flaps` is away over and over, and a reading is bad if it meets that; how often anything else
     shows is the same for short readings and long ones. Whoever is in `leaf` reaches the others over one link
     that carries so many pairs at once: more are slow together.
@@ -119,7 +119,7 @@ class World:
         return bool(self._parts) and not self._parts.isdisjoint(ends(route))
 
     def _away(self, pairs: Sequence[Pair], *, long: bool) -> set[Route]:
-        """Return the ways in whose turn the NIC of an end is away."""
+        """Return the routes in whose turn the NIC of an end is away."""
         length_s = LONG_S if long else self._random.uniform(*SHORT_S)
         away: set[Route] = set()
         for node, flap in self.flaps.items():
@@ -132,7 +132,7 @@ class World:
         return away
 
     def _crowded(self, pairs: Sequence[Pair]) -> set[Route]:
-        """Return the ways that share the one link with too many others; every pair goes forth, then back."""
+        """Return the routes that share the one link with too many others. Pairs take turns in direction."""
         routes = [*(Route(one, other) for one, other in pairs), *(Route(other, one) for one, other in pairs)]
         up = [
             [route for route in turn if self._leaves(route)]

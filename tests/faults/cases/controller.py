@@ -23,7 +23,7 @@ from fixtures.blame.links.probe import Links
 from fixtures.blame.search.model import Reading, Route, Trial
 from fixtures.blame.search.rounds import round_robin
 from fixtures.blame.search.search import Rules, search
-from fixtures.blame.searches import LinksOnly
+from fixtures.blame.searches import LinksAndCase
 from fixtures.check.plan import NETWORK, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.cluster import Cluster
@@ -69,12 +69,12 @@ class Round:
 
     @property
     def bad(self) -> set[tuple[str, str]]:
-        """The ways that were bad, as (source, destination)."""
+        """The routes that were bad, as (source, destination)."""
         return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if r.bad}
 
     @property
     def good(self) -> set[tuple[str, str]]:
-        """The ways that were good."""
+        """The routes that were good."""
         return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if not r.bad}
 
     @property
@@ -84,7 +84,7 @@ class Round:
 
     @property
     def sentences(self) -> list[str]:
-        """What is said of the bad ways."""
+        """What is said of the bad routes."""
         return [r.sentence for t in self.trials for r in t.readings if r.bad]
 
 
@@ -129,7 +129,7 @@ class Controller:
         return self._round("long" if long else "pairs", pairs)
 
     def alone(self, *nodes: str) -> Round:
-        """Try these nodes by themselves."""
+        """Try these nodes alone."""
         return self._round("alone", nodes)
 
     def search(self, seed: int) -> Searched:
@@ -228,7 +228,7 @@ class _Calls:
         return self._round(lambda links: links.pairs(pairs, long=order["call"] == "long"))
 
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Make one round of nodes by themselves."""
+        """Make one round of nodes alone."""
         return self._round(lambda links: links.alone(order["groups"]))
 
     def _round(self, make: Callable[[Links], Sequence[Trial]]) -> dict[str, Any]:
@@ -239,7 +239,9 @@ class _Calls:
     def search(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make a whole search."""
         links, began = self._links, time.monotonic()
-        located = search(tuple(self._cluster.nodes), LinksOnly(links), order["seed"], Rules(symptom="slow"))
+        located = search(
+            tuple(self._cluster.nodes), LinksAndCase(links, None), order["seed"], Rules(symptom="slow")
+        )
         named = [(blame.kind.value, blame.nodes) for blame in located.blame]
         seconds = time.monotonic() - began
         return {"named": named, "sentence": located.sentence, "rounds": located.rounds, "seconds": seconds}
