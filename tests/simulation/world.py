@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from fixtures.blame.search.model import Reading, Trial, Way
+from fixtures.blame.search.model import Reading, Route, Trial
 from fixtures.blame.search.tallies import Part, ends
 
 ALWAYS = 1.0
@@ -44,7 +44,7 @@ class Flap:
 class World:
     """What is bad, how often that shows and how often good things seem bad; and who was asked what.
 
-    `links` are nodes that are bad whenever they send or receive, `parts` and `ways` are bad alone.
+    `links` are nodes that are bad whenever they send or receive, `parts` and `routes` are bad alone.
     A node that `flaps` is away over and over, and a reading is bad if it meets that; how often anything else
     shows is the same for short readings and long ones. Whoever is in `leaf` reaches the others over one link
     that carries so many pairs at once: more are slow together.
@@ -54,11 +54,11 @@ class World:
     seed: int = 0
     links: Collection[str] = ()
     parts: Collection[Part] = ()
-    ways: Collection[Way] = ()
+    routes: Collection[Route] = ()
     flaps: Mapping[str, Flap] = field(default_factory=dict)
     leaf: Collection[str] = ()
     carries: int = 1
-    alone_bad: Collection[str] = ()
+    isolated_false_bad: Collection[str] = ()
     lost: Mapping[str, str] = field(default_factory=dict)  # nodes of which nothing is learned, and why
     case: Callable[[tuple[str, ...]], bool] = lambda group: False
     shows: float = ALWAYS
@@ -69,12 +69,12 @@ class World:
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)  # noqa: S311 - a simulation
-        self._links, self._parts, self._ways = set(self.links), set(self.parts), set(self.ways)
+        self._links, self._parts, self._routes = set(self.links), set(self.parts), set(self.routes)
 
     def alone(self, nodes: Sequence[str]) -> list[Trial]:
         """Try every node by itself."""
         return [
-            self._trial((node,), [(Way(node, node), node in self.alone_bad, False)])
+            self._trial((node,), [(Route(node, node), node in self.isolated_false_bad, False)])
             for node in self._ask(nodes)
         ]
 
@@ -85,7 +85,10 @@ class World:
         return [
             self._trial(
                 pair,
-                [(way, self._bad(way) or way in shared, way in away) for way in self._between(pair)],
+                [
+                    (route, self._bad(route) or route in shared, route in away)
+                    for route in self._between(pair)
+                ],
                 long=long,
             )
             for pair in pairs
@@ -94,56 +97,65 @@ class World:
     def groups(self, groups: Sequence[tuple[str, ...]]) -> list[Trial]:
         """Try the case on every group."""
         self.asked.append(list(groups))
-        return [self._trial(group, [(Way(group[0], group[-1]), self.case(group), False)]) for group in groups]
+        return [
+            self._trial(group, [(Route(group[0], group[-1]), self.case(group), False)]) for group in groups
+        ]
 
     def _ask(self, nodes: Sequence[str]) -> Sequence[str]:
         self.asked.append([(node,) for node in nodes])
         return nodes
 
-    def _between(self, pair: Pair) -> list[Way]:
+    def _between(self, pair: Pair) -> list[Route]:
         one, other = pair
-        return [way for rail in range(self.rails) for way in (Way(one, other, rail), Way(other, one, rail))]
+        return [
+            route
+            for rail in range(self.rails)
+            for route in (Route(one, other, rail), Route(other, one, rail))
+        ]
 
-    def _bad(self, way: Way) -> bool:
-        if way.source in self._links or way.destination in self._links or way in self._ways:
+    def _bad(self, route: Route) -> bool:
+        if route.source in self._links or route.destination in self._links or route in self._routes:
             return True
-        return bool(self._parts) and not self._parts.isdisjoint(ends(way))
+        return bool(self._parts) and not self._parts.isdisjoint(ends(route))
 
-    def _away(self, pairs: Sequence[Pair], *, long: bool) -> set[Way]:
-        """Return the ways in whose turn the NIC of an end is away."""
+    def _away(self, pairs: Sequence[Pair], *, long: bool) -> set[Route]:
+        """Return the routes in whose turn the NIC of an end is away."""
         length_s = LONG_S if long else self._random.uniform(*SHORT_S)
-        away: set[Way] = set()
+        away: set[Route] = set()
         for node, flap in self.flaps.items():
             phase_s = self._random.uniform(0, flap.every_s)
             for pair in (pair for pair in pairs if node in pair):
-                for way in self._between(pair):
-                    began_s = 0.0 if way.source == pair[0] else length_s
+                for route in self._between(pair):
+                    began_s = 0.0 if route.source == pair[0] else length_s
                     if flap.hits(phase_s, began_s, began_s + length_s):
-                        away.add(way)
+                        away.add(route)
         return away
 
-    def _crowded(self, pairs: Sequence[Pair]) -> set[Way]:
-        """Return the ways that share the one link with too many others; every pair goes forth, then back."""
-        ways = [*(Way(one, other) for one, other in pairs), *(Way(other, one) for one, other in pairs)]
-        up = [[way for way in turn if self._leaves(way)] for turn in (ways[: len(pairs)], ways[len(pairs) :])]
-        down = [
-            [way for way in turn if self._leaves(Way(way.destination, way.source))]
-            for turn in (ways[: len(pairs)], ways[len(pairs) :])
+    def _crowded(self, pairs: Sequence[Pair]) -> set[Route]:
+        """Return the routes that share the one link with too many others. Pairs take turns in direction."""
+        routes = [*(Route(one, other) for one, other in pairs), *(Route(other, one) for one, other in pairs)]
+        up = [
+            [route for route in turn if self._leaves(route)]
+            for turn in (routes[: len(pairs)], routes[len(pairs) :])
         ]
-        return {way for turn in (*up, *down) if len(turn) > self.carries for way in turn}
+        down = [
+            [route for route in turn if self._leaves(Route(route.destination, route.source))]
+            for turn in (routes[: len(pairs)], routes[len(pairs) :])
+        ]
+        return {route for turn in (*up, *down) if len(turn) > self.carries for route in turn}
 
-    def _leaves(self, way: Way) -> bool:
-        return way.source in self.leaf and way.destination not in self.leaf
+    def _leaves(self, route: Route) -> bool:
+        return route.source in self.leaf and route.destination not in self.leaf
 
     def _trial(
-        self, group: tuple[str, ...], ways: Sequence[tuple[Way, bool, bool]], *, long: bool = True
+        self, group: tuple[str, ...], routes: Sequence[tuple[Route, bool, bool]], *, long: bool = True
     ) -> Trial:
         why = next((self.lost[node] for node in group if node in self.lost), "")
         if why:
             return Trial(group, (), why)
-        self.readings += len(ways)
+        self.readings += len(routes)
         return Trial(
-            group, tuple(Reading(way, away or self._seems(bad), long=long) for way, bad, away in ways)
+            group, tuple(Reading(route, away or self._seems(bad), long=long) for route, bad, away in routes)
         )
 
     def _seems(self, bad: bool) -> bool:

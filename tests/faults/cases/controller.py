@@ -20,10 +20,10 @@ from functools import cached_property
 from typing import Any
 
 from fixtures.blame.links.probe import Links
-from fixtures.blame.search.model import Reading, Trial, Way
-from fixtures.blame.search.rounds import circle
+from fixtures.blame.search.model import Reading, Route, Trial
+from fixtures.blame.search.rounds import round_robin
 from fixtures.blame.search.search import Rules, search
-from fixtures.blame.searches import LinksOnly
+from fixtures.blame.searches import LinksAndCase
 from fixtures.check.plan import NETWORK, Case, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.cluster import Cluster
@@ -69,13 +69,13 @@ class Round:
 
     @property
     def bad(self) -> set[tuple[str, str]]:
-        """The ways that were bad, as (source, destination)."""
-        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if r.bad}
+        """The routes that were bad, as (source, destination)."""
+        return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if r.bad}
 
     @property
     def good(self) -> set[tuple[str, str]]:
-        """The ways that were good."""
-        return {(r.way.source, r.way.destination) for t in self.trials for r in t.readings if not r.bad}
+        """The routes that were good."""
+        return {(r.route.source, r.route.destination) for t in self.trials for r in t.readings if not r.bad}
 
     @property
     def unknown(self) -> list[str]:
@@ -84,7 +84,7 @@ class Round:
 
     @property
     def sentences(self) -> list[str]:
-        """What is said of the bad ways."""
+        """What is said of the bad routes."""
         return [r.sentence for t in self.trials for r in t.readings if r.bad]
 
 
@@ -129,7 +129,7 @@ class Controller:
         return self._round("long" if long else "pairs", pairs)
 
     def alone(self, *nodes: str) -> Round:
-        """Try these nodes by themselves."""
+        """Try these nodes alone."""
         return self._round("alone", nodes)
 
     def search(self, seed: int) -> Searched:
@@ -155,7 +155,7 @@ class Controller:
 
 
 def _trial(told: dict[str, Any]) -> Trial:
-    readings = (Reading(Way(**one["way"]), one["bad"], one["sentence"]) for one in told["readings"])
+    readings = (Reading(Route(**one["route"]), one["bad"], one["sentence"]) for one in told["readings"])
     return Trial(tuple(told["group"]), tuple(readings), told["unknown"])
 
 
@@ -174,7 +174,7 @@ def controller(lab: Lab, mbit: float = USUAL_MBIT) -> Iterator[Controller]:
 
 def schedule(nodes: Sequence[str], count: int) -> list[list[tuple[str, str]]]:
     """Give so many rounds of disjoint pairs."""
-    return list(itertools.islice(itertools.cycle(circle(nodes)), count))
+    return list(itertools.islice(itertools.cycle(round_robin(nodes)), count))
 
 
 # The progress files of the job that was started last.
@@ -228,7 +228,7 @@ class _Calls:
         return self._round(lambda links: links.pairs(pairs, long=order["call"] == "long"))
 
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Make one round of nodes by themselves."""
+        """Make one round of nodes alone."""
         return self._round(lambda links: links.alone(order["groups"]))
 
     def _round(self, make: Callable[[Links], Sequence[Trial]]) -> dict[str, Any]:
@@ -239,7 +239,9 @@ class _Calls:
     def search(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make a whole search."""
         links, began = self._links, time.monotonic()
-        located = search(tuple(self._cluster.nodes), LinksOnly(links), order["seed"], Rules(symptom="slow"))
+        located = search(
+            tuple(self._cluster.nodes), LinksAndCase(links, None), order["seed"], Rules(symptom="slow")
+        )
         named = [(blame.kind.value, blame.nodes) for blame in located.blame]
         seconds = time.monotonic() - began
         return {"named": named, "sentence": located.sentence, "rounds": located.rounds, "seconds": seconds}

@@ -154,7 +154,7 @@ def test_ranks_that_share_a_nic_are_one_way() -> None:
         for pairs in schedule(lab.nodes, 3):
             found = tried.pairs(*pairs)
             holds(found, {("n03", node) for node in lab.nodes})
-            assert {reading.way.rail for trial in found.trials for reading in trial.readings} == {0}
+            assert {reading.route.rail for trial in found.trials for reading in trial.readings} == {0}
 
 
 def test_nobody_is_called_good_for_being_as_slow_as_its_only_partner() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.blame.links.alone import EVEN, speeds
 from fixtures.blame.links.probe import REPEATS
+from fixtures.blame.links.single_nodes import COMPARABLE, speeds
 from fixtures.cluster.measurement import Measurement, RankReport, World
 from fixtures.ranks.steps import Context
 from reports.record import Outcome
@@ -53,7 +53,7 @@ def test_a_healthy_node_says_its_speeds_and_computes_the_same_every_time(size: i
     assert [rank.result["wrong"] for rank in measurement.ranks] == [[]] * size
     judged = judging.judge(measurement, "digests").judgements
     assert {one.outcome for one in judged} == {Outcome.PASS}
-    for metrics in EVEN.values():
+    for metrics in COMPARABLE.values():
         found = speeds(measurement, metrics)
         assert {metric for metric, _, _ in found} == set(metrics)
         assert all(speed > 0 for speed in found.values())
