@@ -31,8 +31,17 @@ from fixtures.ranks.study.driver import (
     study,
 )
 from suites.pipeline import bubble
-from suites.pipeline.schedules import PLANS, Shape, crossings, in_flight
-from suites.pipeline.stages import ACTIVATION, GRADIENT, Pipeline, Problem, gradient_of, gradients, loss
+from suites.pipeline.schedules import INPUT, PLANS, WEIGHT, Shape, crossings, in_flight
+from suites.pipeline.stages import (
+    ACTIVATION,
+    GRADIENT,
+    HIDDEN,
+    Pipeline,
+    Problem,
+    gradient_of,
+    gradients,
+    loss,
+)
 
 
 @dataclass(kw_only=True)
@@ -156,6 +165,28 @@ class Scheduled(Technique[Pipeline]):
             memory.entry("in-flight micro-batches", held.peak, self.plan.held(self.shape, rank)),
             memory.entry("activations", held.peak_bytes, most),
         ]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """All stages and the batch, which every rank makes, and of its own stages what a schedule keeps.
+
+        That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth and
+        back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
+        and of what is in flight all that is saved, and the output. A layer's backward has 11 rows.
+        """
+        order = self.plan.order(self.shape, self.ctx.rank)
+        if any(op.kind in (INPUT, WEIGHT) for op in order):
+            return "torch does not say what it keeps between the two parts of a backward"
+        rows = self.rows * self.width * dtype.itemsize
+        layer = 3 * HIDDEN * self.width**2 * dtype.itemsize
+        stages, count, last = self.plan.stages_of(self.shape, self.ctx.rank), self.shape.micro_batches, 0
+        for stage in stages:
+            before, after = stage > 0, stage < self.shape.stages - 1
+            last += (2 * before + after + (not after)) * count * rows
+        received = len(self.inward) * count * rows
+        weights = (self.shape.stages + len(stages)) * layer + layer // 3
+        saved = in_flight(order, lambda stage: rows * (4 * HIDDEN + (stage > 0)))
+        held = (self.plan.held(self.shape, self.ctx.rank) + 11) * rows
+        return weights + 2 * count * rows + last + received + saved + held
 
     def in_order(self, entries: Entries) -> Entries:
         """Number what comes over the edges: of wrong ones the first made the others wrong."""

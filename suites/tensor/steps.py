@@ -104,6 +104,7 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
         issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
         elements=3 * width * hidden // ctx.size,
         saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
+        most=lambda whole, item: whole // ctx.size + 4 * x.numel() * item,
     )
     return told(ctx, layer)
 
@@ -214,6 +215,7 @@ def sequence(
         },
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
         saved=saved,
+        most=lambda whole, item: whole // ctx.size + 2 * x.numel() * item + length * length,
     )
     return told(ctx, layer)
 

@@ -18,6 +18,7 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
+from suites.zero import ceilings
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
@@ -142,6 +143,7 @@ def mixed_zero1(task: Task) -> CastingFlat:
         lambda _: MixedZero1(task),
         lambda _: issued,
         lambda engine, _: engine.held(elements, task.ctx.size),
+        most=ceilings.mixed(task),
         make_optimizer=adam_of,
     )
 

@@ -141,8 +141,8 @@ Held = Callable[[AnEngine, int], Entries]
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `issued` gives the closed form of a step's traffic, and `held` what an engine holds beside its closed
-    form, both for items of so many bytes.
+    `issued` gives the closed form of a step's traffic, `held` what an engine holds beside its closed form,
+    and `most` the ceiling of a step's memory (or why there is none), each for items of so many bytes.
     """
 
     task: Task
@@ -150,6 +150,7 @@ class Trained(Technique[AnEngine]):
     issued: Callable[[int], Expected]
     held: Held[AnEngine]
     variant: str = ""
+    most: Callable[[int], int] | str = "nobody has derived it"
     joined = ("grad", "param")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
@@ -177,6 +178,10 @@ class Trained(Technique[AnEngine]):
         """What the engine holds when it has trained."""
         return self.held(run.kept, dtype.itemsize)
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """The ceiling of a step."""
+        return self.most if isinstance(self.most, str) else self.most(dtype.itemsize)
+
     def close(self, kept: AnEngine) -> None:
         """Close the engine."""
         kept.close()
@@ -193,8 +198,9 @@ def part_of(task: Task, whole: Named, engine: Engine) -> Named:
 def follow(task: Task, engine: Engine, dtype: torch.dtype, seen: Seen) -> Named:
     """Train; the calls of the last step, the steady state, are counted."""
     losses = [engine.step(*task.share(number, dtype)).detach() for number in range(task.steps - 1)]
+    last = task.share(task.steps - 1, dtype)
     with seen():
-        losses.append(engine.step(*task.share(task.steps - 1, dtype)).detach())
+        losses.append(engine.step(*last).detach())
     grads, params = engine.gradients(), engine.parameters()
     found = {**of_kind("grad", grads), **of_kind("param", params)}
     kept = {name: tensor.detach().clone() for name, tensor in found.items()}
