@@ -96,6 +96,10 @@ class ContextParallel(Technique[Tally]):
     def saved_kv_bytes(self, dtype: torch.dtype) -> int:
         """The closed form of the keys and values that forward saves for backward."""
 
+    @abstractmethod
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """The most bytes that backward has beside what forward saved and what it was given."""
+
     def pairs(self) -> int:
         """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
         shape, ctx = self.shape, self.ctx
@@ -116,14 +120,15 @@ class ContextParallel(Technique[Tally]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Tally]:
         """Forward and backward with this rank's part; its kernel alone on one head of the whole sequence."""
         whole, tally = self.drawn(dtype), Tally()
-        part = whole.each(self.mine)
+        part, alone = whole.each(self.mine), self._alone(whole)
+        del whole  # which no rank of a real stack has
         leaves = part.leaves()
         with seen("forward"):
             out = self.attend(*leaves, tally)
         with seen("backward"):
             gradients = torch.autograd.grad(out, leaves, part.gradient)
         found = dict(zip(NAMES, (out.detach(), *gradients), strict=True))
-        return Left({**found, ALONE: self._alone(whole)}, tally)
+        return Left({**found, ALONE: alone}, tally)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Output and gradients of torch's own attention over the whole sequence."""
@@ -146,12 +151,22 @@ class ContextParallel(Technique[Tally]):
         """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide."""
         leaves, heads = self.drawn(dtype).each(self.mine).leaves(), self.shape.heads
         found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
-        output = self.bytes_of(heads, wide(dtype))
-        norm = output // self.shape.dim
-        expected = (
-            self.bytes_of(heads, dtype) + (self.bytes_of(heads, dtype) if self.fused else output) + norm
-        )
+        expected = self.bytes_of(heads, dtype) + self.output_bytes(dtype)
         return [memory.entry("activations", found, expected + self.saved_kv_bytes(dtype))]
+
+    def peak(self, dtype: torch.dtype) -> int:
+        """What this rank is given, K and V in one, what forward saves, and what backward works with.
+
+        Given are Q, K, V, the output's gradient and one head of all positions. The output times its gradient
+        is there for its row sums. What is not wide yet is copied: queries and gradient; and the output is
+        there in both.
+        """
+        head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize
+        q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
+        wide_q = self.bytes_of(self.shape.heads, more)
+        copies = 0 if more is dtype else 2 * wide_q + q
+        saved = self.output_bytes(dtype) + self.saved_kv_bytes(dtype)
+        return head + 2 * q + 2 * kv + saved + wide_q + copies + self.worked_with(dtype)
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """The work that was done is the closed form's."""
@@ -183,6 +198,15 @@ class ContextParallel(Technique[Tally]):
     def bytes_of(self, heads: int, dtype: torch.dtype) -> int:
         """Bytes of `heads` heads of this rank's part of the sequence."""
         return self.shape.batch * heads * self.tokens * self.shape.dim * dtype.itemsize
+
+    def output_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of this rank's output, wide but where it is fused, and of its norm, wide."""
+        output, norm = (self.bytes_of(self.shape.heads, wide(dtype)) // over for over in (1, self.shape.dim))
+        return (self.bytes_of(self.shape.heads, dtype) if self.fused else output) + norm
+
+    def scores_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the scores of this rank's queries and as many keys, wide."""
+        return self.shape.batch * self.shape.heads * self.tokens**2 * wide(dtype).itemsize
 
     def kv_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of this rank's keys and values."""

@@ -73,6 +73,11 @@ class AllGatherKV(ContextParallel):
         gathered, summed = size * self.kv_bytes(dtype), size * self.kv_bytes(wide(dtype))
         return {"all_gather": (1, gathered)}, {"reduce_scatter": (1, summed)}
 
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """Scores of all keys: three matrices, or two and the gradients of all K and V, twice; and dQ."""
+        scores, dkv = self.ctx.size * self.scores_bytes(dtype), self.ctx.size * self.kv_bytes(wide(dtype))
+        return max(3 * scores, 2 * scores + 2 * dkv) + self.bytes_of(self.shape.heads, wide(dtype))
+
     def saved_kv_bytes(self, dtype: torch.dtype) -> int:
         """All ranks', wide."""
         return self.ctx.size * self.kv_bytes(wide(dtype))
@@ -97,6 +102,15 @@ class Ring(ContextParallel):
         there = (size - 1, (size - 1) * self.kv_bytes(dtype))
         back = (2 * size - 1, there[1] + size * self.kv_bytes(wide(dtype)))
         return {"send": there, "recv": there}, {"send": back, "recv": back}
+
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """Two blocks of others, five of gradients (two that pass, three that are added up); scores; dQ.
+
+        A block that is not wide yet is copied. Three matrices of scores and three of dQ are there at once.
+        """
+        more = wide(dtype)
+        blocks = 2 * self.kv_bytes(dtype) + (5 if more is dtype else 6) * self.kv_bytes(more)
+        return blocks + 3 * self.scores_bytes(dtype) + 3 * self.bytes_of(self.shape.heads, more)
 
     def saved_kv_bytes(self, dtype: torch.dtype) -> int:
         """This rank's alone: no block that came by is kept."""
@@ -192,6 +206,15 @@ class Ulysses(ContextParallel):
         """Q, K, V and the output, and the gradients of the same four."""
         four = {"all_to_all": (4, self.bytes_of(2 * self.shape.heads + 2 * self.kv_heads, dtype))}
         return four, four
+
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """Scores of all positions and 1/w of the heads: three matrices, or two and dK and dV, twice.
+
+        The output, its gradient, and dQ; K and V on their way to the heads.
+        """
+        more, scores = wide(dtype), self.ctx.size * self.scores_bytes(dtype)
+        q, kv = self.bytes_of(self.shape.heads, more), 2 * self.bytes_of(self.kv_heads, more)
+        return max(3 * scores, 2 * scores + 2 * kv) + 3 * q + kv
 
     def saved_kv_bytes(self, dtype: torch.dtype) -> int:
         """1/w of the heads, of all of the sequence: as much as 1/w of the sequence."""

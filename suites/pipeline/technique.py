@@ -33,7 +33,7 @@ from fixtures.ranks.study.driver import (
 )
 from fixtures.ranks.study.fitting import fit
 from suites.pipeline import bubble
-from suites.pipeline.schedules import PLANS, Shape, crossings, in_flight
+from suites.pipeline.schedules import INPUT, PLANS, WEIGHT, Shape, crossings, in_flight
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
@@ -171,6 +171,28 @@ class Scheduled(Technique[Pipeline]):
     def ordered(self, told: dict[str, Any]) -> dict[str, Any]:
         """Number what a step answers of results."""
         return {**told, **{part: self.in_order(told[part]) for part in ("parity", "repeat")}}
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """All stages and the batch, which every rank makes, and of its own stages what a schedule keeps.
+
+        That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth and
+        back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
+        and of what is in flight all that is saved, and the output. A layer's backward has 11 rows.
+        """
+        order = self.plan.order(self.shape, self.ctx.rank)
+        if any(op.kind in (INPUT, WEIGHT) for op in order):
+            return "torch does not say what it keeps between the two parts of a backward"
+        rows = self.rows * self.width * dtype.itemsize
+        layer = 3 * HIDDEN * self.width**2 * dtype.itemsize
+        stages, count, last = self.plan.stages_of(self.shape, self.ctx.rank), self.shape.micro_batches, 0
+        for stage in stages:
+            before, after = stage > 0, stage < self.shape.stages - 1
+            last += (2 * before + after + (not after)) * count * rows
+        received = len(self.inward) * count * rows
+        weights = (self.shape.stages + len(stages)) * layer + layer // 3
+        saved = in_flight(order, lambda stage: rows * (4 * HIDDEN + (stage > 0)))
+        held = (self.plan.held(self.shape, self.ctx.rank) + 11) * rows
+        return weights + 2 * count * rows + last + received + saved + held
 
     def in_order(self, entries: Entries) -> Entries:
         """Number what comes over the edges: of wrong ones the first made the others wrong."""

@@ -105,6 +105,8 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
         issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
         elements=3 * width * hidden // ctx.size,
         saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
+        # x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
+        most=lambda whole, item: whole // ctx.size + x.numel() * (2 * item + 5 * max(item, _STATISTIC_BYTES)),
     )
     return told(ctx, layer)
 
@@ -215,6 +217,8 @@ def sequence(
         },
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
         saved=saved,
+        # Gathered x, and dX as three summands and a sum.
+        most=lambda whole, item: whole // ctx.size + 5 * x.numel() * item + length * length,
     )
     return told(ctx, layer)
 

@@ -38,6 +38,7 @@ from fixtures.ranks.study.driver import (
 from fixtures.ranks.study.models import gradients_of
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, Pattern, exact, moved, timed
+from fixtures.ranks.study.peak import watch
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.collectives import collective_of
 from suites.tensor.regions import Group, all_reduce
@@ -58,7 +59,8 @@ class Layer(Technique[Sequence[Tensor]]):
 
     `cuts`: what a rank holds of "input", "forward" and every weight; what is not named is whole everywhere.
     `issued`: the collectives of one forward and backward, in items of so many bytes. `elements`: of weights
-    that one rank holds.
+    that one rank holds. `most`: of so many bytes that the whole layer has at most, those that one rank may
+    have, in items of so many bytes.
     """
 
     whole: nn.Module
@@ -66,6 +68,7 @@ class Layer(Technique[Sequence[Tensor]]):
     group: Group
     issued: Callable[[int], Expected]
     elements: int
+    most: Callable[[int, int], int] | None = None
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     local: Collection[str] = ()
 
@@ -135,6 +138,16 @@ class Layer(Technique[Sequence[Tensor]]):
             memory.entry("params", memory.storage_bytes(run.kept), expected),
             memory.entry("grads", memory.storage_bytes([one for one in grads if one is not None]), expected),
         ]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """The share of what the whole layer has on this rank alone."""
+        if self.most is None:
+            return "nobody has derived it"
+        with watch() as watched:
+            model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
+            with watched.looking():
+                backward(model(x), self.direction, x)
+        return self.most(watched.most_bytes, dtype.itemsize)
 
     def exchange(self, ctx: Context, kind: str) -> Collective:
         """Make a collective ready with an exact payload."""

@@ -16,11 +16,14 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
-from suites.zero.flat import Zero1
+from suites.zero import ceilings
+from suites.zero.ceilings import SAVED_BY_BLOCK
+from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.training import Held, Task, Trained
 from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer
 
 ITEM = EXACT.itemsize
+STAGES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
 def replicated(
@@ -31,6 +34,7 @@ def replicated(
     micro_batches: int = 1,
     variant: str = "",
     held: Held[Replicated] | None = None,
+    saved: int = SAVED_BY_BLOCK,
 ) -> Trained[Replicated]:
     """DDP with a bucket for each block, or with so many `buckets`."""
     count = buckets or task.layers
@@ -41,6 +45,7 @@ def replicated(
         lambda item: {"all_reduce": (count, item * task.elements)},
         held or (lambda made, item: holds(made, *[item * task.elements] * 3)),
         variant,
+        most=ceilings.replicated(task, added=micro_batches > 1, saved=saved),
     )
 
 
@@ -60,6 +65,7 @@ def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
         lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
         issued,
         held,
+        most=ceilings.owned(task, shares[rank]),
     )
 
 
@@ -74,9 +80,17 @@ def holds(engine: Replicated | FullySharded, params: int, grads: int, state: int
 
 
 def flat(
-    task: Task, stage: type[Zero1], *, whole: float, kept: float, gathers: int, live: tuple[float, float]
+    task: Task,
+    number: int,
+    *,
+    whole: float,
+    kept: float,
+    gathers: int,
+    live: tuple[float, float],
 ) -> dict[str, Any]:
     """Run a stage. Shares of Psi: whole gradients at most, parameters kept, whole ones after forward."""
+
+    stage = STAGES[number]
 
     def held(engine: Zero1, item: int) -> Entries:
         psi, found = item * task.elements, engine.held_bytes()
@@ -90,7 +104,8 @@ def flat(
             memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
         ]
 
-    technique = Trained(task, lambda dtype: stage(task, dtype), sharded(task, gathers), held)
+    most = ceilings.stage(task, number)
+    technique = Trained(task, lambda dtype: stage(task, dtype), sharded(task, gathers), held, most=most)
     if task.ctx.at_size:
         return at_size(task.ctx, technique)
     return {**answer(study(task.ctx, technique)), **sent_sharded(task, gathers)}
@@ -134,6 +149,7 @@ def fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
             sharded(task, gathers),
             sharded_holds(task, task.ctx.size, live),
             variant,
+            most=ceilings.sharded(task, task.ctx.size, kept=not reshard),
         )
         for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, 1))
     )
@@ -156,7 +172,9 @@ class Hybrid(Trained[FullySharded]):
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
         make = partial(FullySharded, task, mesh, True)
-        super().__init__(task, make, sharded(task, 2), sharded_holds(task, mesh.size(1)))
+        shards = mesh.size(1)
+        most = ceilings.sharded(task, shards)
+        super().__init__(task, make, sharded(task, 2), sharded_holds(task, shards), most=most)
         self.mesh = mesh
 
     def forms(self, dtype: torch.dtype) -> list[Form]:

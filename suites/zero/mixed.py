@@ -20,6 +20,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Ru
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.updates import Adam
+from suites.zero import ceilings
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
@@ -146,6 +147,7 @@ def mixed_zero1(task: Task) -> Casting[MixedZero1]:
         lambda _: issued,
         lambda engine, _: engine.held(elements, task.ctx.size),
         rule=Adam(ADAM_RATE),
+        most=ceilings.mixed(task),
         make_optimizer=adam_of,
     )
 

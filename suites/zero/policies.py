@@ -17,6 +17,7 @@ from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Named, answer, run_once, same, study
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Move, Pattern
+from suites.zero import ceilings
 from suites.zero.answers import sent_sharded, sharded, sharded_holds
 from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
@@ -36,9 +37,9 @@ class Prefetching(FullySharded):
 
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
     """Run with prefetch, and hold it also against the same without: nothing but the time may differ."""
-    held = sharded_holds(task, task.ctx.size)
+    held, most = sharded_holds(task, task.ctx.size), ceilings.sharded(task, task.ctx.size)
     ahead, plain = (
-        Trained(task, make, sharded(task, 2), held)
+        Trained(task, make, sharded(task, 2), held, most=most)
         for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
     )
     done = study(task.ctx, ahead)
@@ -121,4 +122,5 @@ def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
             "reduce_scatter": (task.layers, WIDE.itemsize * task.elements),
         },
         lambda engine, _: share(engine, WIDE.itemsize),
+        most=ceilings.casting(task),
     )

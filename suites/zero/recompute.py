@@ -16,10 +16,9 @@ from torch.utils import checkpoint as checkpointing
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Entries
 from suites.zero.answers import replicated
+from suites.zero.ceilings import SAVED_BY_BLOCK
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import Replicated
-
-SAVED_BY_BLOCK = 9
 
 
 class Recomputed(Replicated):
@@ -51,6 +50,6 @@ def activations(task: Task, per_block: int) -> Callable[[Replicated, int], Entri
 def recomputed(task: Task) -> tuple[Trained[Replicated], Trained[Replicated]]:
     """DDP with checkpointing, and without."""
     return (
-        replicated(task, Recomputed, variant="recomputed", held=activations(task, 1)),
+        replicated(task, Recomputed, variant="recomputed", held=activations(task, 1), saved=1),
         replicated(task, variant="kept", held=activations(task, SAVED_BY_BLOCK)),
     )

@@ -31,7 +31,6 @@ from fixtures.ranks.study.driver import TRAINED, WIDE, alike, answer, same, stud
 from fixtures.ranks.study.pattern import Move, sent
 from suites.zero import deepspeed as deepspeed_engine
 from suites.zero.answers import ITEM, flat, fully_sharded, hybrid, owned, replicas, replicated, sent_sharded
-from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
 from suites.zero.policies import casts, prefetched
@@ -70,7 +69,7 @@ def zero1(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     """ZeRO stage 1, flat: all gradients are there after backward (Psi), then L reduce-scatters of Psi/L, an
     update of Psi/w, and L all-gathers of Psi/L (arXiv:1910.02054, sections 5.1 and 7.2).
     """
-    return flat(Task(ctx, width, layers, rows, steps), Zero1, whole=1, kept=1, gathers=1, live=(1, 1))
+    return flat(Task(ctx, width, layers, rows, steps), 1, whole=1, kept=1, gathers=1, live=(1, 1))
 
 
 @step
@@ -78,9 +77,7 @@ def zero2(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     """ZeRO stage 2, flat: as stage 1, but a block is reduce-scattered as soon as its gradients are there, so
     that at most Psi/L of whole gradients ever live (arXiv:1910.02054, sections 5.2 and 7.2.1).
     """
-    return flat(
-        Task(ctx, width, layers, rows, steps), Zero2, whole=1 / layers, kept=1, gathers=1, live=(1, 1)
-    )
+    return flat(Task(ctx, width, layers, rows, steps), 2, whole=1 / layers, kept=1, gathers=1, live=(1, 1))
 
 
 @step
@@ -90,7 +87,7 @@ def zero3(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> di
     most, and none after forward (arXiv:1910.02054, sections 5.3 and 7.2.2).
     """
     task = Task(ctx, width, layers, rows, steps)
-    return flat(task, Zero3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
+    return flat(task, 3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
 
 
 @step

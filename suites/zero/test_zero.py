@@ -13,6 +13,9 @@ from thresholds.hardware import Model
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
 MOST_PARTS = 8  # of the batch at the size of training, each as long as one rank's in a small world
+# Blocks enough that all of them at once are more than the few that a rank may have.
+DEEP = {"layers": 4}
+DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 
 
@@ -32,10 +35,10 @@ def of_deepspeed(stage: int) -> Case:
 STEPS = [
     case("zero.ddp", micro_batches=4),
     case("zero.zero1"),
-    case("zero.zero2"),
-    case("zero.zero3"),
-    case("zero.fsdp"),
-    case("zero.fsdp_prefetch", speed=FAST),
+    case("zero.zero2", **DEEP),
+    case("zero.zero3", **DEEP),
+    case("zero.fsdp", **DEEPER),
+    case("zero.fsdp_prefetch", **DEEPER, speed=FAST),
     case("zero.fsdp_mixed"),
     case("zero.hsdp"),
     case("zero.zero_redundancy"),

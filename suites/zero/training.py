@@ -177,8 +177,8 @@ Held = Callable[[AnEngine, int], Entries]
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `issued` gives the closed form of a step's traffic, and `held` what an engine holds beside its closed
-    form, both for items of so many bytes.
+    `issued` gives the closed form of a step's traffic, `held` what an engine holds beside its closed form,
+    and `most` the ceiling of a step's memory (or why there is none), each for items of so many bytes.
     """
 
     task: Task
@@ -187,13 +187,16 @@ class Trained(Technique[AnEngine]):
     held: Held[AnEngine]
     variant: str = ""
     rule: Rule = RULE
+    most: Callable[[int], int] | str = "nobody has derived it"
     joined = ("grad", "param")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train from the start."""
         engine = self.make(dtype)
-        engine.updates = Updates(engine.updated(), self.rule)
-        return Left(follow(self.task, engine, dtype, seen, engine.updates), engine)
+        updates = None if seen.watched else Updates(engine.updated(), self.rule)
+        if updates is not None:
+            engine.updates = updates
+        return Left(follow(self.task, engine, dtype, seen, updates), engine)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train on the big batch, alone."""
@@ -219,6 +222,10 @@ class Trained(Technique[AnEngine]):
         """The updates."""
         return run.kept.updates.entries(run.kept.updated())
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """The ceiling of a step."""
+        return self.most if isinstance(self.most, str) else self.most(dtype.itemsize)
+
     def close(self, kept: AnEngine) -> None:
         """Close the engine."""
         kept.close()
@@ -238,8 +245,9 @@ def follow(
     """Train; the calls of the last step, the steady state, are counted."""
     losses = []
     for number in range(task.steps):
+        share = task.share(number, dtype)
         with seen() if number == task.steps - 1 else nullcontext():
-            losses.append(engine.step(*task.share(number, dtype)).detach())
+            losses.append(engine.step(*share).detach())
         if updates is not None:
             updates.follow(engine.gradients())
     grads, params = engine.gradients(), engine.parameters()

@@ -80,6 +80,7 @@ HABITS = (
             "fixtures/node/processes.py": "wait_until: what nothing announces is polled, in one place",
             "fixtures/node/evidence.py": "until: the same between tasks, which must not stop each other",
             "fixtures/node/supervisor.py": "the tick of its loop: beats and the lease",
+            "fixtures/ranks/study/peak.py": "nothing announces that gloo's threads are at rest",
             "fixtures/ranks/study/calibrated.py": "lasting is the work there, and nothing is waited for",
             "tests/fixtures/ranks/test_timing.py": "iterations of a known length are what it times",
         },

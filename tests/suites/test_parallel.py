@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fixtures.ranks.steps import REGISTRY, Context
-from tests.suites.parallel import assert_green, red, run_steps
+from fixtures.ranks.study.driver import Technique
+from tests.suites.parallel import assert_green, load, red, run_steps
 
 EXACT = {"what": "loss", "error": 0.0, "tolerance": 0.0}
 CALL = {"op": "all_reduce", "group": "", "count": 1, "bytes": 8, "expected_count": 1, "expected_bytes": 8}
@@ -75,3 +76,19 @@ def test_a_part_that_only_one_rank_has_is_red_and_one_that_nobody_judges_is_an_e
 def test_a_part_that_must_be_there_is_missed() -> None:
     with pytest.raises(AssertionError, match="speed: is missing"):
         assert_green(1, [("toy.tiny", {"error": 0.0})], parts=("speed",))
+
+
+def test_what_has_no_ceiling_of_its_memory_is_known() -> None:
+    load([f"{folder}.all" for folder in ("context", "expert", "mesh", "pipeline", "tensor", "zero")])
+    found, kinds = set(), list[type]([Technique])
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("suites.") and "peak" not in {
+            name for base in kind.__mro__ if base is not Technique for name in vars(base)
+        }:
+            found.add(kind.__name__)
+    assert found == {
+        *("Apart", "Carried", "Carrying", "Edges", "Experts", "Limited", "RoundTrip", "Traffic"),  # expert
+        *("Combined", "Dense", "Mixture"),  # mesh
+        "Stage",  # DeepSpeed's buffers are its own
+    }

@@ -40,11 +40,15 @@ from tests.teeth.patches.zero import (
     twice,
 )
 from tests.teeth.zero_memory import (
+    all_prefetched,
+    copies_of_shares,
+    gathered_cached,
     narrow_model,
     no_masters,
     reduced_late,
     shares_of_whole,
     state_for_all,
+    state_in_bf16,
     unfreed_after,
 )
 
@@ -107,6 +111,17 @@ _MEMORY = [
     _bug("zero.zero2", "gradients kept until backward is over", reduced_late, "memory"),
     _bug("zero.zero3", "gradients kept until backward is over", reduced_late, "memory"),
     _bug("zero.zero3", "parameters not freed once", unfreed_after(9), "memory"),
+    *(
+        _bug(f"zero.{step}", "a copy of what was updated is left", copies_of_shares(SGD), "memory")
+        for step in ("ddp", "zero1", "zero2", "zero3", "fsdp", "zero_redundancy")
+    ),
+    *(
+        _bug(f"zero.{step}", "more state in bf16, unseen", state_in_bf16(SGD), "memory")
+        for step in ("ddp", "zero1", "zero2", "zero3", "fsdp")
+    ),
+    _bug("zero.fsdp_prefetch", "all blocks gathered at once", all_prefetched, "memory", size=4),
+    _bug("zero.zero3", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
+    _bug("zero.fsdp", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
     _bug("zero.fsdp_prefetch", "never resharded", kept_whole, "traffic", "memory"),
     _bug("zero.fsdp_mixed", "never resharded", kept_whole, "traffic", "memory"),
 ]

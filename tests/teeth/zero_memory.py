@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
 
 from tests.teeth.bug import Patch, replaced
 
@@ -100,3 +102,69 @@ def shares_of_whole(optimizer: type[torch.optim.Optimizer]) -> Patch:
         return step
 
     return lambda: replaced(optimizer, "step", make)
+
+
+def copies_of_shares(optimizer: type[torch.optim.Optimizer]) -> Patch:
+    """Every step leaves a copy of what it updated, which nobody asks for."""
+
+    def make(original: Call) -> Call:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            done = original(self, *args, **kwargs)
+            self.copies = [
+                weight.detach().clone() for group in self.param_groups for weight in group["params"]
+            ]
+            return done
+
+        return step
+
+    return lambda: replaced(optimizer, "step", make)
+
+
+def gathered_cached(name: str) -> Patch:
+    """The last two blocks that were gathered are kept."""
+
+    def make(original: Call) -> Call:
+        cache: deque[torch.Tensor] = deque(maxlen=2)
+
+        def gather(whole: torch.Tensor, part: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            done = original(whole, part, *args, **kwargs)
+            cache.append(whole.detach().clone())
+            return done
+
+        return gather
+
+    return lambda: replaced(dist, name, make)
+
+
+def state_in_bf16(optimizer: type[torch.optim.Optimizer]) -> Patch:
+    """Beside its state, an optimizer of bf16 weights keeps another, and where no one looks."""
+
+    def make(original: Call) -> Call:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            done = original(self, *args, **kwargs)
+            weights = [weight for group in self.param_groups for weight in group["params"]]
+            self.more = [torch.zeros_like(one) for one in weights if one.dtype is torch.bfloat16]
+            return done
+
+        return step
+
+    return lambda: replaced(optimizer, "step", make)
+
+
+def all_prefetched() -> AbstractContextManager[Any]:
+    """Who is asked to gather the next block gathers all that come after it."""
+
+    def make(original: Call) -> Call:
+        asked: list[Any] = []
+
+        def prefetch(self: Any, modules: list[Any]) -> None:
+            if not asked or asked[-1][-1] is not self:
+                asked.clear()
+            asked.append([self])
+            for chain in asked:
+                chain.extend(modules)
+                original(chain[0], chain[1:])
+
+        return prefetch
+
+    return replaced(FSDPModule, "set_modules_to_forward_prefetch", make)
