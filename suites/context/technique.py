@@ -91,7 +91,7 @@ class ContextParallel(Technique[Tally]):
 
     @abstractmethod
     def worked_with(self, dtype: torch.dtype) -> int | str:
-        """The most bytes that backward has beside what forward saved and what it was given, or why unknown."""
+        """The most bytes that backward has beside what forward saved and it was given, or why unknown."""
 
     def pairs(self) -> int:
         """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
