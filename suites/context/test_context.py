@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, patterns
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
@@ -28,6 +28,7 @@ CONTEXT = [
     case("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
     case("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
 ]
+RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag")]
 
 
 @over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
@@ -57,4 +58,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(CONTEXT, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
+    check.run()
+
+
+@over(RINGS, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """Passing on hides behind computing, and a zig-zag shares the work evenly."""
     check.run()

@@ -7,7 +7,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel
+from fixtures.check.judges import formulas, parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
@@ -37,7 +37,7 @@ APART = {
     "experts_per_rank": 4,
     "top_k": 2,
     "layers": 4,
-    "stage_ms": 5.0,
+    "stage_ms": 20.0,
 }
 KIB = 1 << 10
 EDGES = {kind: [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB] for kind in ("cpu", "cuda")}
@@ -73,6 +73,7 @@ PING_PONG = [
     *(case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
     *(case("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART) for m, n in ((1, 3), (3, 1))),
 ]
+IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
 PATTERN = [sized("expert.m2n_speed", "m2n", sizes=EDGES, **TIMED)]
 # DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes.
 ENGINE = [
@@ -130,4 +131,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(NORMAL, INSIDE, ask=requests.step, judges=[parallel.time])
 def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
     """Dispatch and combine inside a node."""
+    check.run()
+
+
+@over(IN_TURN, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """While one side has a micro-batch the other works on another one."""
     check.run()

@@ -6,13 +6,13 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import judging, parallel
+from fixtures.check.judges import formulas, judging, parallel
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
 # train several pipelines at once.
-SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 3, "most": 16}
+SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 7, "most": 16}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
     "size_bytes": {"cpu": 1 << 20, "cuda": 8 << 20},  # 2048 tokens of 2048 channels on a GPU
@@ -79,4 +79,10 @@ def test_bandwidth_of_the_edges_inside_a_node_is_recorded(check: Check) -> None:
 @over(NEIGHBOURS, NETWORK, ask=requests.step, judges=[parallel.time], metrics=("edge",))
 def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
     """The bandwidth between real neighbours, some of which are on different nodes."""
+    check.run()
+
+
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """Ranks wait for each other as long as the order of work makes them, and hardly longer."""
     check.run()

@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, patterns
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
@@ -41,6 +41,7 @@ STEPS = [
     case("zero.recompute"),
 ]
 
+PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
 DEEPSPEED = [of_deepspeed(stage) for stage in (1, 2, 3)]
 TRAINED = [*STEPS, *DEEPSPEED]
 
@@ -48,8 +49,6 @@ TRAINED = [*STEPS, *DEEPSPEED]
 PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
-    "stage_s": 0.01,
-    "repeats": 3,
 }
 OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
 
@@ -81,4 +80,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over([*STEPS, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
+    check.run()
+
+
+@over([*OVERLAP, *PREFETCH], INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """As much of the exchange hides as the order of work allows."""
     check.run()
