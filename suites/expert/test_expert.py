@@ -7,7 +7,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import formulas, parallel
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
@@ -137,4 +137,10 @@ def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
 @over(IN_TURN, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
 def test_time_holds_its_formula(check: Check) -> None:
     """While one side has a micro-batch the other works on another one."""
+    check.run()
+
+
+@over([*NORMAL, *LATENCY, *DIVIDED], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

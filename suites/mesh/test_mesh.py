@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, placement
+from fixtures.check.judges import parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 
@@ -66,4 +66,10 @@ def test_axes_are_where_they_should_be(check: Check) -> None:
 @over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[parallel.time])
 def test_time_is_recorded(check: Check) -> None:
     """How long a training step takes, and how fast each axis' own pattern is."""
+    check.run()
+
+
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import formulas, judging, parallel
+from fixtures.check.judges import formulas, judging, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -85,4 +85,10 @@ def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
 @over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
 def test_time_holds_its_formula(check: Check) -> None:
     """Ranks wait for each other as long as the order of work makes them, and hardly longer."""
+    check.run()
+
+
+@over(NEIGHBOURS, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """What all schedules send, both ways over all edges at once, is as fast as the file allows."""
     check.run()

@@ -203,7 +203,7 @@ def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
         "figures": {**figures, "pattern": sum(bus_bytes.values()) / all_s / 1e9},
         "samples": min(len(one.seconds) for one in found.values()),
         "wrong": [wrong for one in found.values() for wrong in one.wrong][:MOST_REPORTED],
-        **moved([Move(kind, size_bytes) for kind in found], together),
+        **moved(ctx, [Move(kind, size_bytes) for kind in found], together),
     }
 
 

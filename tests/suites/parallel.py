@@ -117,7 +117,8 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
     if part == "time":
         target = judging.target(measurement, judging.hardware({}, PATTERN_ROWS))
-        judges = [patterns.judge, *[formulas.judge] * (measurement.step in formulas.RULES)]
+        sent = any("moved" in rank.result for rank in measurement.ranks)
+        judges = [patterns.judge] * sent + [formulas.judge] * (measurement.step in formulas.RULES)
         return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
     target = judging.target(measurement, judging.hardware({}))
     return _JUDGES[part](answered(measurement, target)).judgements

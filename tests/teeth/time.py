@@ -107,9 +107,9 @@ BUGS = [
         "parity",
     ),
     bug("zero.zero3", "a gather is late on one rank", of("all_gather_single", late(_LATE_S, rank=1))),
+    bug("expert.throughput", "exchanges are late", of("all_to_all_single", late(_EXCHANGE_S))),
     bug("context.ring", "a ring waits before it computes", p2p(waited_for)),
     bug("pipeline.one_f_one_b", "hand-overs are late", p2p(hand_over_late)),
-    bug("pipeline.zero_bubble", "hand-overs are late", p2p(hand_over_late)),
     *(
         Bug(
             f"sides take turns with {case.words[-1]}",
