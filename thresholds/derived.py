@@ -8,16 +8,26 @@ file allows a small one, and its bytes over the bandwidth that the file asks of 
 with nccl-tests' factor and busbw. That is Hockney's model of a message (R. Hockney, "The communication
 challenge for MPP", 1994). So a small pattern is judged by latencies and a large one by bandwidths. FACTOR is
 for sizes between the two, where neither is reached.
+
+Rows are for all g ranks of each of k nodes. A group has g' ranks on each of k' nodes, and all groups of a
+world move at once, g / g' of them on a node: as many ranks are at work as the rows are for. Fewer take no
+longer to meet, so latency is that of all. Bandwidth is the same share of the bound (thresholds/bounds.py):
+
+    busbw' = busbw x bound(g', k') / bound(g, k), or with ceilings in place of bounds where that is less
+
+Across nodes the bound of a group counts the NICs of its own g' ranks, and g'/g of one that all ranks share.
+Inside a node each rank has its own port of a switch. Links from pair to pair, as of MI300X, DGX-1 and PCIe,
+are others for other groups, and no row for all ranks says what those carry: there is no limit then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from reports.record import Judgement, Outcome
-from thresholds.bounds import BoundError, bound
+from thresholds.bounds import BoundError, bound, ceiling
 from thresholds.hardware import Hardware, Limit
 from thresholds.lookup import Case, LimitError, find
 from thresholds.metrics import busbw_factor
@@ -30,10 +40,14 @@ _SWEEP: Case = {"step": "collectives.sweep", "dtype": "fp32"}
 
 @dataclass(frozen=True)
 class Moved:
-    """One collective of a pattern, over all ranks of the case: its kind and its bytes, as for nccl-tests."""
+    """One collective of a pattern: its kind and its bytes, as for nccl-tests.
+
+    `spread` has how many ranks a group has on each of its nodes; empty: all ranks of the case.
+    """
 
     collective: str
     size_bytes: int
+    spread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,16 +74,55 @@ def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int)
 
 
 def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
-    sweep = hardware.sweep
+    sweep, bytes_s = hardware.sweep, sent_bytes([moved], ranks) / 1e9
     here = {**case, **_SWEEP, "collective": moved.collective}
+    if sum(moved.spread) not in (0, ranks):
+        return _share_of_group(hardware, moved, here, bytes_s)
     latency = find(hardware, "latency", {**here, "size": min(sweep.latency)})
     rate, row = floor(hardware, {**here, "size": max(sweep.plateau)})
-    return Share(moved, latency.value / 1e6, sent_bytes([moved], ranks) / rate / 1e9, (latency, row))
+    return Share(moved, latency.value / 1e6, bytes_s / rate, (latency, row))
+
+
+def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float) -> Share:
+    """By the rows for all ranks of as many nodes, or of all nodes, where there are none."""
+    each, nodes = moved.spread[0], len(moved.spread)
+    there = here.get("ranks_per_node")
+    if not isinstance(there, int) or len(set(moved.spread)) > 1 or not there or there % each:
+        said = f"{moved.collective} of a group with {', '.join(map(str, moved.spread))} ranks on its nodes"
+        raise LimitError("missing", f"{said}: no row for all ranks holds for that")
+    if nodes == 1:
+        here = {**here, "path": hardware.inside, "nodes": 1}
+        if each < there and not (hardware.line_rate.nvls or hardware.inside == "memory"):
+            said = f"{moved.collective} among {each} of {there} ranks of a node"
+            raise LimitError(
+                "missing", f"{said}: {hardware.name} names no switch that gives each its own port"
+            )
+    sizes = {"latency": min(hardware.sweep.latency), "busbw": max(hardware.sweep.plateau)}
+    all_ranks = next(
+        (one for one in ({**here, "nodes": nodes}, here) if _has(hardware, one, sizes)),
+        {**here, "nodes": nodes},
+    )
+    latency = find(hardware, "latency", {**all_ranks, "size": sizes["latency"]})
+    rate, row = floor(hardware, {**all_ranks, "size": sizes["busbw"]})
+    group = {**all_ranks, "nodes": nodes, "ranks_per_node": each}
+    line = hardware.line_rate
+    network = line.links.get("network")
+    if line.network_is_per_node and network is not None:
+        line = replace(line, links={**line.links, "network": network * each / there})
+    kept = min(of(group, line) / of(all_ranks, hardware.line_rate) for of in (bound, ceiling))
+    return Share(moved, latency.value / 1e6, bytes_s / (rate * kept), (latency, row))
+
+
+def _has(hardware: Hardware, case: Case, sizes: Mapping[str, int]) -> bool:
+    try:
+        return all(find(hardware, metric, {**case, "size": size}) for metric, size in sizes.items())
+    except LimitError:
+        return False
 
 
 def sent_bytes(pattern: Sequence[Moved], ranks: int) -> float:
     """Bytes that a rank must send: those of nccl-tests' bus bandwidth."""
-    return sum(moved.size_bytes * busbw_factor(moved.collective, ranks) for moved in pattern)
+    return sum(one.size_bytes * busbw_factor(one.collective, sum(one.spread) or ranks) for one in pattern)
 
 
 def allowed_s(parts: Sequence[Share]) -> float:
@@ -110,4 +163,8 @@ def judge(
 
 def _counted(pattern: Sequence[Moved]) -> str:
     counts = Counter(pattern).items()
-    return ", ".join(f"{count} {one.collective} of {format_size(one.size_bytes)}" for one, count in counts)
+    return ", ".join(
+        f"{count} {one.collective} of {format_size(one.size_bytes)}"
+        + (f" among {sum(one.spread)} on {len(one.spread)} nodes" if one.spread else "")
+        for one, count in counts
+    )

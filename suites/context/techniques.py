@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from fixtures.ranks.collectives.calls import Call
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory
+from fixtures.ranks.study import memory, overlap
+from fixtures.ranks.study.calibrated import Pace
 from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Run
-from fixtures.ranks.study.overlap import in_turn
-from fixtures.ranks.study.pattern import ITERATIONS, Move
+from fixtures.ranks.study.overlap import Action, beside_one_by_one, stage_for, uneven
+from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
 from suites.context.fused import FusedRing
@@ -23,35 +22,18 @@ from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
     GRADIENTS,
     KEYS,
+    Buffers,
     Pass,
     RingAttention,
     Tally,
     apply,
-    attend,
-    fold,
     visits,
     wide,
 )
 from suites.context.technique import ALONE, ContextParallel, Shape
 
-_FULL = 64  # ranks up to which a rank's part is as large as the device deserves
-_TILE = 64  # tokens
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The part of one rank that is timed: long enough that blocks are more than their latency."""
-
-    tokens: int
-    dim: int
-
-    def tokens_of(self, ranks: int) -> int:
-        """Fewer in a long ring: n blocks of t x t scores cost no more than _FULL blocks do."""
-        fewer = self.tokens * math.sqrt(min(_FULL / ranks, 1.0))
-        return max(int(fewer) // _TILE * _TILE, _TILE)
-
-
-SCALES = {"cpu": Scale(128, 32), "cuda": Scale(4096, 128)}
+# Tokens and channels of the block that is passed on while another is computed: more than its latency.
+BLOCKS = {"cpu": (128, 32), "cuda": (4096, 128)}
 
 
 class AllGatherKV(ContextParallel):
@@ -130,31 +112,37 @@ class Ring(ContextParallel):
     def figures(self, tally: Tally) -> Mapping[str, float]:
         """This rank's work over the mean, the busiest being the one that all wait for; and what is hidden."""
         mean = context_layout.contiguous_pairs(self.shape.length, 1, 0, self.shape.causal) / self.ctx.size
-        scale = SCALES[self.ctx.device.type]
-        length = scale.tokens_of(self.ctx.size) * self.ctx.size
-        timed = type(self)(self.ctx, replace(self.shape, batch=1, length=length, dim=scale.dim))
-        return {"imbalance": tally.work() / mean, "overlap": timed.overlap()}
+        tokens, dim = BLOCKS[self.ctx.device.type]
+        block = torch.zeros((2, 1, self.shape.kv_heads, tokens, dim), dtype=TRAINED, device=self.ctx.device)
+        return {"imbalance": tally.work() / mean, **hiding(self.ctx, block)}
 
-    def overlap(self) -> float:
-        """How much of the passing of forward hides behind its computation, in the training dtype."""
-        ctx, shape = self.ctx, self.shape
 
-        def drawn(heads: int) -> torch.Tensor:
-            return torch.randn((1, heads, self.tokens, shape.dim), dtype=TRAINED, device=ctx.device)
+def hiding(ctx: Context, block: torch.Tensor) -> dict[str, float]:
+    """Pass a block on w-1 times while others of a known length are computed, after one that is not hidden."""
+    rank, size, pace = ctx.rank, ctx.size, Pace(ctx.device)
+    ctx.progress.phase("overlap")
+    around: Action = lambda: list(visits(block, rank, size))  # noqa: E731 - a name for a thing to time
+    around()
+    first, *lengths = uneven(rank, size + 1, stage_for(ctx, around, size - 1))
 
-        q, k, v = (drawn(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
-        block = torch.stack((k, v))
-        own = [(source, block) for source in range(ctx.size)]  # in the place of everybody's
-        runs = (
-            lambda: attend(fold(q, shape.kv_heads), own, self.layout, Tally()),
-            lambda: list(visits(block, ctx.rank, ctx.size)),
-            lambda: self.attend(q, k, v, Tally()),
-        )
-        ctx.progress.phase("overlap")
-        with torch.no_grad():
-            for run in runs:
-                run()
-            return in_turn(ctx, runs, ITERATIONS)["overlap"]
+    def compute() -> None:
+        for seconds in (first, *lengths):
+            pace.spend(seconds)
+
+    def one_by_one() -> None:
+        buffers = Buffers(block)
+        pace.spend(first)
+        for number, seconds in enumerate(lengths):
+            if number < size - 1:
+                Pass(block, buffers.next(), rank, size, KEYS).arrived()
+            pace.spend(seconds)
+
+    def both() -> None:
+        pace.spend(first)
+        for seconds, _ in zip(lengths, visits(block, rank, size), strict=True):
+            pace.spend(seconds)
+
+    return beside_one_by_one(ctx, (compute, one_by_one, both), overlap.ROUNDS)
 
 
 def passing(what: int) -> Callable[[Call], None]:

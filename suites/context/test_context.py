@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, patterns
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
 from thresholds.hardware import Model
 
@@ -33,6 +33,7 @@ CONTEXT = [
     case("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
     case("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
 ]
+RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag")]
 
 
 def of_ring(model: Model, ranks: int) -> dict[str, int]:
@@ -106,4 +107,10 @@ def test_pattern_holds_its_limit(check: Check) -> None:
 @over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
 def test_at_the_size_of_training(check: Check) -> None:
     """What is timed is right: results, traffic and memory of fused attention, and how long a step takes."""
+    check.run()
+
+
+@over(RINGS, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """Passing on hides behind computing, and a zig-zag shares the work evenly."""
     check.run()

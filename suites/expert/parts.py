@@ -37,9 +37,9 @@ def every_size(
             followed, work = in_part(ctx, among, shape, experts_per_rank)
             part = answer(study(ctx, followed), study(ctx, work))
             paced = work.timed(ctx, iterations, budget_s / len(sizes), f"_ep{size}")
-            wrong = exact(ctx, work.exact(), "expert", among)
-            parts.append({**part, **paced, "parity": part["parity"] + paced["parity"], "wrong": wrong})
-    joined = ("parity", "repeat", "traffic", "wrong")
+            sent = exact(ctx, work.exact(), f"EP {size}", among)
+            parts.append({**part, **paced, "parity": part["parity"] + paced["parity"], **sent})
+    joined = ("parity", "repeat", "traffic", "wrong", "moved")
     return {
         **{name: [entry for part in parts for entry in part[name]] for name in joined},
         "figures": {name: value for part in parts for name, value in part["figures"].items()},

@@ -44,7 +44,7 @@ def dispatch_combine(
     return {
         **answer(study(ctx, trip)),
         "figures": {"imbalance": imbalance(trip.sent)},
-        "wrong": exact(ctx, scaled(trip.sent, words)),
+        **exact(ctx, scaled(trip.sent, words)),
     }
 
 
@@ -75,7 +75,7 @@ def parity(
     return {
         **answer(study(ctx, made)),
         "figures": {"imbalance": imbalance(made.sent)},
-        "wrong": exact(ctx, scaled(made.sent, hidden)),
+        **exact(ctx, scaled(made.sent, hidden)),
     }
 
 
@@ -102,12 +102,13 @@ def group_limited(
     found = study(ctx, made)
     saved, line = made.crossings(found.runs[torch.int64].kept)
     told = answer(found)
-    across, inside = (scaled(hop, words) for hop in (made.first, made.second))
+    hops = {"expert across": made.first, "expert inside": made.second}
+    sent = [exact(ctx, scaled(hop, words), what) for what, hop in hops.items()]
     return {
         **told,
         "traffic": [*told["traffic"], line],
         "figures": saved,
-        "wrong": exact(ctx, across, "expert across") + exact(ctx, inside, "expert inside"),
+        **{part: [entry for one in sent for entry in one[part]] for part in ("wrong", "moved")},
     }
 
 
@@ -125,7 +126,7 @@ def throughput(
     shape.refuse(ctx.size)
     work = Traffic(ctx, even_traffic(ctx.seed, ctx.size, shape), hidden)
     told, timed = answer(study(ctx, work)), work.timed(ctx, iterations, budget_s)
-    return {**told, **timed, "parity": told["parity"] + timed["parity"], "wrong": exact(ctx, work.exact())}
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], **exact(ctx, work.exact())}
 
 
 @step
@@ -185,8 +186,8 @@ def deepep(
         told = answer(study(ctx, tokens), study(ctx, whole))
         large = Shape(count, width, 1, experts_per_rank * ctx.size, slots)
         timed = paces(ctx, made, load(ctx, "even", large), iterations, budget_s)
-    wrong = exact(ctx, scaled(whole.sent, hidden))
-    return {**told, **timed, "parity": told["parity"] + timed["parity"], "wrong": wrong}
+    sent = exact(ctx, scaled(whole.sent, hidden))
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], **sent}
 
 
 @step

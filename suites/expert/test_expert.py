@@ -7,7 +7,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
@@ -39,7 +39,7 @@ APART = {
     "experts_per_rank": 4,
     "top_k": 2,
     "layers": 4,
-    "stage_ms": 5.0,
+    "stage_ms": 20.0,
 }
 KIB = 1 << 10
 EDGES = {kind: [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB] for kind in ("cpu", "cuda")}
@@ -79,6 +79,7 @@ PING_PONG = [
     *(case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
     *(case("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART) for m, n in ((1, 3), (3, 1))),
 ]
+IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
 PATTERN = [sized("expert.m2n_speed", "m2n", sizes=EDGES, **TIMED)]
 # DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes.
 ENGINE = [
@@ -165,4 +166,16 @@ def test_dispatch_inside_a_node_is_recorded(check: Check) -> None:
 @over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
 def test_at_the_size_of_training(check: Check) -> None:
     """What is timed is right: results, traffic and memory of a large layer, and how long its step takes."""
+    check.run()
+
+
+@over(IN_TURN, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """While one side has a micro-batch the other works on another one."""
+    check.run()
+
+
+@over([*NORMAL, *LATENCY, *DIVIDED], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

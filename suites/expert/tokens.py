@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,8 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import PAYLOADS, Corruptions, Pattern, timed
+from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, timed
+from fixtures.ranks.study.pattern import moved as moved_by
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, tables, transposed
 
@@ -119,12 +121,19 @@ def expected_at_experts(
 
 def exact(
     ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
-) -> Corruptions:
-    """Every payload through the splits of dispatch and combine: so many items from each rank to each."""
+) -> dict[str, Any]:
+    """Every payload through the splits of dispatch and combine: so many items from each rank to each.
+
+    Of n ranks the most that one sends another is p bytes. An even all_to_all of n p bytes sends p from each
+    to each, so that on no wire an uneven one has more to do: its limit is that of the even one.
+    """
     ways = {"dispatch": there, "combine": transposed(there)}
     exchanges = [
         Dealt(ctx, f"{what} {way}", words, among=among, dtype=dtype)
         for dtype in PAYLOADS
         for way, words in ways.items()
     ]
-    return timed(ctx, Pattern(exchanges), what).wrong
+    found = timed(ctx, Pattern(exchanges), what)
+    most = len(there) * max(map(max, there))
+    even = [Move("all_to_all", most * format_of(dtype).item_bytes, among) for dtype in PAYLOADS for _ in ways]
+    return {"wrong": found.wrong, **moved_by(ctx, even, found.seconds, what)}

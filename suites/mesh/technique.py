@@ -176,4 +176,5 @@ def told(
         "wrong": [wrong for one in moved.values() for wrong in one["wrong"]][:MOST_REPORTED],
         "figures": {"step_seconds": step_s, **bandwidths},
         "samples": min(one["samples"] for one in moved.values()),
+        "moved": [{**said, "name": name} for name, one in moved.items() for said in one["moved"]],
     }

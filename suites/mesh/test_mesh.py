@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, placement
+from fixtures.check.judges import parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
@@ -86,4 +86,10 @@ def test_time_is_recorded(check: Check) -> None:
 @over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
 def test_at_the_size_of_training(check: Check) -> None:
     """What is timed is right: results, traffic and memory of a large model on a mesh, and a step's time."""
+    check.run()
+
+
+@over([*STEPS, *EXPERTS], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

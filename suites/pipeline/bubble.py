@@ -40,6 +40,7 @@ def measure(
         "bubble_formula": formula,
         "bubble_excess": measured - formula,
         "bubble_simulated": _simulated(schedule, shape, ranks),
+        "stages_in_a_row": float(shape.ranks),
     }
     return figures, spans
 

@@ -12,9 +12,10 @@ from typing import Any
 from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.exact.dtypes import format_of
+from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
-from fixtures.ranks.study.pattern import Corruptions, Pattern, exact, timed
+from fixtures.ranks.study.pattern import Corruptions, Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.traffic import count_traffic
 from suites.pipeline.stages import ACTIVATION, GRADIENT
 from suites.pipeline.technique import ranks_of
@@ -58,9 +59,17 @@ def run(
         "elements": iterations * sum(dealt.compared(0) for dealt in fresh),
         "figures": {"edge": count * item / together.median_s / 1e9},
         "samples": len(together.seconds),
+        **_moved(ctx, stride, count * item, together.seconds),
         "edges": [edge for edges, _ in alone for edge in edges],
         "wrong": wrong[:MOST_REPORTED],
     }
+
+
+def _moved(ctx: Context, stride: int, size_bytes: int, seconds: Sequence[float]) -> dict[str, Any]:
+    """A rank between two others sends and receives as two send_recv do; one of two ranks, as one does."""
+    among = Among(range(ctx.rank % stride, ctx.size, stride), None)
+    move = Move("send_recv", size_bytes, among if stride > 1 else None)
+    return moved(ctx, [move] * min(len(among.ranks) - 1, 2), seconds)
 
 
 def _traffic(dealt: Dealt) -> list[dict[str, Any]]:

@@ -6,14 +6,14 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import judging, parallel
+from fixtures.check.judges import formulas, judging, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
 # for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
 # train several pipelines at once.
-SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 3, "most": 16}
+SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 7, "most": 16}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
     "size_bytes": {"cpu": 1 << 20, "cuda": 8 << 20},  # 2048 tokens of 2048 channels on a GPU
@@ -100,4 +100,16 @@ def test_bandwidth_of_the_edges_holds_its_floor(check: Check) -> None:
 @over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
 def test_at_the_size_of_training(check: Check) -> None:
     """What is timed is right: order, results, traffic and memory of large stages, and a step's time."""
+    check.run()
+
+
+@over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """Ranks wait for each other as long as the order of work makes them, and hardly longer."""
+    check.run()
+
+
+@over(NEIGHBOURS, INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+def test_pattern_holds_its_limit(check: Check) -> None:
+    """What all schedules send, both ways over all edges at once, is as fast as the file allows."""
     check.run()

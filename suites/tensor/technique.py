@@ -220,7 +220,7 @@ def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
         "figures": {**figures, "pattern": sum(bus_bytes.values()) / all_s / 1e9},
         "samples": min(len(one.seconds) for one in found.values()),
         "wrong": [*wrong, *(one for kind in found.values() for one in kind.wrong)][:MOST_REPORTED],
-        **moved([Move(kind, size_bytes) for kind in found], together),
+        **moved(ctx, [Move(kind, size_bytes) for kind in found], together),
     }
 
 

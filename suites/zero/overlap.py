@@ -3,14 +3,11 @@
 L equal buckets leave the last one exposed: an overlap (`fixtures.ranks.study.overlap`) of 1 - 1/L when an
 exchange takes less than the backward it hides behind. One bucket is ready when backward is over: 0 (Li et
 al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
-
-So a stage is made to last longer than a bucket takes on the links of the day, which is measured first.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -22,51 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import parity
-from fixtures.ranks.study.calibrated import calibrated_work
+from fixtures.ranks.study import overlap, parity
+from fixtures.ranks.study.calibrated import Pace
 from fixtures.ranks.study.deliveries import digest_of
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.overlap import in_turn, seconds_of
+from fixtures.ranks.study.overlap import beside_one_by_one, in_turn, stage_for, uneven
 from fixtures.ranks.study.traffic import Traffic, count_traffic
 
 _WARM_UP = 3  # DDP lays its buckets out anew after the first iteration
-_PROBE_CYCLES = 10_000_000
-_PROBES = 5
 _MEBI = 1 << 20
 _STREAM = 301
-_SLACK = 1.5  # a stage lasts so much longer than a bucket takes
-_LONGEST_STAGE_S = 0.25
-
-
-class Pace:
-    """A kernel of a known length that leaves the processor free: a spin on a GPU, calibrated work else."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
-        self._device = device
-        self._cycles_per_s = self._calibrate() if device.type == "cuda" else 0.0
-
-    def spend(self) -> None:
-        """Take that long."""
-        if self._cycles_per_s:
-            torch.cuda._sleep(int(self.seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]
-        elif self.seconds:
-            calibrated_work(time.perf_counter() + self.seconds)
-
-    def _calibrate(self) -> float:
-        """Cycles per second of the device's spin, by the last of a few: clocks rise from idle."""
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(_PROBES + 1)]  # type: ignore[no-untyped-call]
-        for end in ends[:-1]:
-            end.record()
-            torch.cuda._sleep(_PROBE_CYCLES)  # type: ignore[no-untyped-call]
-        ends[-1].record()
-        torch.cuda.synchronize(self._device)
-        spent_s = float(ends[-2].elapsed_time(ends[-1])) / 1e3
-        return _PROBE_CYCLES / spent_s
 
 
 class _Paced(torch.autograd.Function):
-    """x + <weight, direction>: the weight's gradient is the direction, and backward takes the pace's time."""
+    """x + <weight, direction>: the weight's gradient is the direction, and backward takes so many seconds."""
 
     @staticmethod
     def forward(
@@ -74,10 +40,10 @@ class _Paced(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         direction: torch.Tensor,
-        pace: Pace,
+        spend: Callable[[], None],
     ) -> torch.Tensor:
         ctx.save_for_backward(direction)
-        ctx.pace = pace
+        ctx.spend = spend
         return x + (weight * direction).sum()
 
     @staticmethod
@@ -85,7 +51,7 @@ class _Paced(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's own
         grad: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        ctx.pace.spend()
+        ctx.spend()
         return grad, grad * ctx.saved_tensors[0], None, None
 
 
@@ -95,14 +61,16 @@ class PacedStack(nn.Module):
     def __init__(self, ctx: Context, layers: int, elements: int) -> None:
         super().__init__()
         self.pace = Pace(ctx.device)
+        self.lengths = [0.0] * layers  # of the backward of each block, from the last block to the first
         zeros = torch.zeros(elements, dtype=torch.float64, device=ctx.device)
         self.weights = nn.ParameterList([nn.Parameter(zeros.clone()) for _ in range(layers)])
         self.directions = [direction(ctx, ctx.rank, layer, elements) for layer in range(layers)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pass x through all blocks."""
-        for weight, known in zip(self.weights, self.directions, strict=True):
-            x = _Paced.apply(x, weight, known, self.pace)  # type: ignore[no-untyped-call]
+        blocks = zip(self.weights, self.directions, reversed(self.lengths), strict=True)
+        for weight, known, seconds in blocks:
+            x = _Paced.apply(x, weight, known, partial(self.pace.spend, seconds))  # type: ignore[no-untyped-call]
         return x
 
 
@@ -168,22 +136,32 @@ class Backward:
         sizes = [call.bytes for call in self.seen().calls if call.op == "all_reduce"]
         return [torch.zeros(size // 8, dtype=torch.float64, device=self.ctx.device) for size in sizes]
 
-    def figures(self, stage_s: float, repeats: int) -> dict[str, float]:
-        """Time compute alone, the exchange of the same buckets alone, and both, in turn."""
-        self.stack.pace.seconds = stage_s
-        buffers = self.buffers()
-        runs = partial(self.run, exchange=False), partial(_exchange, buffers), self.run
-        return in_turn(self.ctx, runs, repeats, lambda: self.seen_bits.append(self.bits()))
+    def figures(self, stage_s: float) -> dict[str, float]:
+        """Time backward alone, each of its stages with its exchange after it, and DDP, in turn."""
+        stack, buffers = self.stack, self.buffers()
+        stack.lengths = uneven(self.ctx.rank, len(stack.lengths), stage_s)
 
-    def paced_for_the_link(self, stage_s: float, repeats: int) -> float:
+        def one_by_one() -> None:
+            for seconds, buffer in zip(stack.lengths, buffers, strict=True):
+                stack.pace.spend(seconds)
+                dist.all_reduce(buffer)
+
+        runs = partial(self.run, exchange=False), one_by_one, self.run
+        return beside_one_by_one(self.ctx, runs, overlap.ROUNDS, self._keep)
+
+    def figures_at_the_end(self, stage_s: float) -> dict[str, float]:
+        """Time backward alone, the exchange of the same buckets alone, and DDP, in turn."""
+        self.stack.lengths = [stage_s] * len(self.stack.lengths)
+        runs = partial(self.run, exchange=False), partial(_exchange, self.buffers()), self.run
+        return in_turn(self.ctx, runs, overlap.ROUNDS, self._keep)
+
+    def stage_s(self) -> float:
         """Give the seconds of a stage that one bucket hides behind, the same on every rank."""
-        return min(max(stage_s, _SLACK * self.seconds_of_bucket(repeats)), _LONGEST_STAGE_S)
-
-    def seconds_of_bucket(self, repeats: int) -> float:
-        """Time the exchange of all buckets alone, and divide it among them."""
         buffers = self.buffers()
-        spent_s = [seconds_of(self.ctx, partial(_exchange, buffers)) for _ in range(repeats)]
-        return statistics.median(spent_s) / len(buffers)
+        return stage_for(self.ctx, partial(_exchange, buffers), len(buffers))
+
+    def _keep(self) -> None:
+        self.seen_bits.append(self.bits())
 
 
 def _exchange(buffers: list[torch.Tensor]) -> None:

@@ -14,9 +14,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from fixtures.ranks import timing
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.study import parity
-from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Named, answer, run_once, same, study
+from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, answer, run_once, same, study
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Move, Pattern
+from fixtures.ranks.study.traffic import count_traffic
 from suites.zero import ceilings
 from suites.zero.answers import sent_sharded, sharded, sharded_holds
 from suites.zero.mixed import Casting, ReducedOnce
@@ -47,8 +48,25 @@ def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[s
     for dtype, run in done.runs.items():
         without = run_once(plain, dtype)
         told["parity"] += same(without, run, f" (with prefetch against without, {NAMES[dtype]})")
+    told["parity"].append(ahead_of_time(task, mesh))
     hidden = hiding(task, mesh, **speed) if task.ctx.device.type == "cuda" else {}
     return {**told, **moved, "figures": {**moved["figures"], **hidden}}
+
+
+def ahead_of_time(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
+    """Count the blocks before whose forward not their own and the next one's gathers had been issued."""
+    engine, issued = Prefetching(task, mesh, EXACT), list[int]()
+    with count_traffic() as seen:
+
+        def count(*_: object) -> None:
+            issued.append(sum(call.op == "all_gather" for call in seen.calls))
+
+        for block in engine.model:
+            block.register_forward_pre_hook(count)
+        engine.step(*task.share(0, EXACT))
+    wanted = [min(number + 2, task.layers) for number in range(task.layers)]
+    late = sum(found < right for found, right in zip(issued, wanted, strict=True))
+    return {"what": "blocks gathered late in forward", "error": float(late), "tolerance": 0.0}
 
 
 def hiding(

@@ -183,20 +183,19 @@ def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -
 
 
 @step
-def overlap(
-    ctx: Context, *, layers: int, bucket_bytes: dict[str, int], stage_s: float, repeats: int
-) -> dict[str, Any]:
-    """DDP's exchange behind a backward of L stages, of `stage_s` each or longer where the link is slow. With
-    a bucket per stage 1 - 1/L of it hides, with one bucket none (arXiv:2006.15704, section 3.2; derived in
+def overlap(ctx: Context, *, layers: int, bucket_bytes: dict[str, int]) -> dict[str, Any]:
+    """DDP's exchange behind a backward of L stages, which last longer where the link is slow. With a bucket
+    per stage 1 - 1/L of it hides, with one bucket none (arXiv:2006.15704, section 3.2; derived in
     suites.zero.overlap). `bucket_bytes` are by kind of device.
     """
     bucket = bucket_bytes[ctx.device.type]
     psi = layers * bucket
     many = Backward(ctx, layers, bucket // ITEM, bucket)
     one = Backward(ctx, layers, bucket // ITEM, 2 * psi)
-    stage_s = many.paced_for_the_link(stage_s, repeats)
-    figures = {"stage_seconds": stage_s, **many.figures(stage_s, repeats)}
-    figures |= {f"{name}_one_bucket": value for name, value in one.figures(stage_s, repeats).items()}
+    stage_s = many.stage_s()
+    at_the_end = one.figures_at_the_end(stage_s)
+    figures = {"stage_seconds": stage_s, **many.figures(stage_s)}
+    figures |= {f"{name}_one_bucket": value for name, value in at_the_end.items()}
     told = {
         "parity": many.parity("bucket per stage") + one.parity("one bucket"),
         "repeat": many.repeat("bucket per stage") + one.repeat("one bucket"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import parallel, patterns
+from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
@@ -46,6 +46,7 @@ STEPS = [
     case("zero.recompute"),
 ]
 
+PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
 DEEPSPEED = [of_deepspeed(stage) for stage in (1, 2, 3)]
 TRAINED = [*STEPS, *DEEPSPEED]
 
@@ -70,8 +71,6 @@ AT_SIZE = [
 PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
-    "stage_s": 0.01,
-    "repeats": 3,
 }
 OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
 
@@ -109,4 +108,10 @@ def test_pattern_holds_its_limit(check: Check) -> None:
 @over(AT_SIZE, INSIDE, NETWORK, ask=requests.step, judges=parallel.AT_SIZE)
 def test_at_the_size_of_training(check: Check) -> None:
     """What is timed is right: results, traffic and memory of a large model, and how long its step takes."""
+    check.run()
+
+
+@over([*OVERLAP, *PREFETCH], INSIDE, NETWORK, ask=requests.step, judges=[formulas.judge])
+def test_time_holds_its_formula(check: Check) -> None:
+    """As much of the exchange hides as the order of work allows."""
     check.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fixtures.check.judges import corruption, parallel, placement
+from fixtures.check.judges import corruption, formulas, parallel, patterns, placement
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks.steps import REGISTRY, Context
 from reports.record import Judgement, Outcome
@@ -28,6 +28,25 @@ _JUDGES = {
     "memory": parallel.memory,
     "placement": placement.judge,
 }
+
+# What two ranks on busy cores keep to, far from what a pattern takes of which every call is 20 ms late.
+PATTERN_ROWS = """
+[[limit]]
+metric = "busbw"
+collective = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
+path = "memory"
+ranks_per_node = 2
+min = 0.1
+source = "tests/suites/parallel.py in this repository"
+date = 2026-11-23
+
+[[limit]]
+metric = "latency"
+path = "memory"
+max = 4000.0
+source = "tests/suites/parallel.py in this repository"
+date = 2026-11-23
+"""
 
 
 def load(steps: Sequence[str]) -> None:
@@ -56,11 +75,16 @@ def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
 
 
 def red(
-    step: str, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any] | None = None
+    step: str,
+    results: Sequence[Mapping[str, Any]],
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    timed: bool = False,
 ) -> dict[str, str]:
     """Which parts of a step are not green, each with the sentence that an operator would read.
 
-    A part is judged if any rank has it: one that is missing on another rank is red.
+    A part is judged if any rank has it: one that is missing on another rank is red. Its time is a part only
+    where it was `timed`.
     """
     ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
     measurement = Measurement(step, parameters or {}, World((NODE,)), "1", "gloo", ranks, 0.0)
@@ -68,6 +92,8 @@ def red(
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
     found = {part: _fault(measurement, part) for part in there if part in PARTS}
+    if timed:
+        found["time"] = _fault(measurement, "time")
     return {part: sentence for part, sentence in found.items() if sentence}
 
 
@@ -89,6 +115,11 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         wrong = corruption.found(measurement.ranks)
         sentences = [corruption.sentence_of(entry, measurement.ranks) for entry in wrong]
         return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
+    if part == "time":
+        target = judging.target(measurement, judging.hardware({}, PATTERN_ROWS))
+        sent = any("moved" in rank.result for rank in measurement.ranks)
+        judges = [patterns.judge] * sent + [formulas.judge] * (measurement.step in formulas.RULES)
+        return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
     target = judging.target(measurement, judging.hardware({}))
     return _JUDGES[part](answered(measurement, target)).judgements
 

@@ -90,3 +90,26 @@ def test_the_nics_are_judged_alone() -> None:
 def test_every_row_of_the_table_of_collectives_is_planned_and_can_be_called() -> None:
     rows = set(COLLECTIVES)
     assert {*test_collectives.DATA, *test_collectives.ACROSS} == rows == set(CALLS)
+
+
+EDGES = "its edges are those of pipeline.edges"
+TINY = "its exchanges are as large as tokens to follow: expert.throughput has the same at their size"
+WITHOUT_PATTERN = {
+    **dict.fromkeys((case.step for case in test_pipeline.SCHEDULES), EDGES),
+    **dict.fromkeys(("expert.dispatch_combine", "expert.parity", "expert.group_limited"), TINY),
+    "expert.m2n": "its edges are those of expert.m2n_speed",
+    "expert.m2n_speed": "a transfer from some ranks to others is no collective that a file has a row for",
+    "expert.deepep": "its kernels are an engine's, and their bandwidth is judged by rows",
+    "zero.deepspeed": "its collectives are those of zero.zero1 to zero.zero3",
+}
+
+
+def test_every_parallel_step_has_a_pattern_that_is_judged_or_a_reason() -> None:
+    def steps(module: object, name: str = "") -> set[str]:
+        tests = [test for word, test in vars(module).items() if word.startswith(name or "test_")]
+        marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
+        return {case.step for mark in marks for case in mark.args[0]}
+
+    judged = {step for module in PARALLEL for step in steps(module, "test_pattern_holds_its_limit")}
+    every = {step for module in PARALLEL for step in steps(module)}
+    assert every - judged == set(WITHOUT_PATTERN)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import overlap
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
 
@@ -27,8 +28,8 @@ class Bug:
     """One bug in one step. `patch` makes the context manager that plants it, in every rank of the world.
 
     A bug of one rank alone asks `dist.get_rank()`. Every part in `red` must turn red: "parity", "repeat",
-    "traffic", "memory", "figures", "wrong", or "error" where the step itself must refuse to go on. `size`
-    is the world's.
+    "traffic", "memory", "figures", "wrong", "time", or "error" where the step itself must refuse to go on.
+    `size` is the world's. Only one that is `timed` is measured as long as in a real run, and its time judged.
     """
 
     name: str
@@ -37,11 +38,12 @@ class Bug:
     patch: Patch
     red: tuple[str, ...]
     size: int = 2
+    timed: bool = False
 
     @property
-    def run(self) -> tuple[int, str, str]:
+    def run(self) -> tuple[int, str, str, bool]:
         """The same for bugs that are planted in the same run."""
-        return self.size, self.step, json.dumps(dict(self.parameters), sort_keys=True)
+        return self.size, self.step, json.dumps(dict(self.parameters), sort_keys=True), self.timed
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,11 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
-    """Run one after another; each answer is on disk before the next begins. No time is looked at."""
-    timing.WINDOW_S = 0.0
+    """Run one after another; each answer is on disk before the next begins."""
+    usual = timing.WINDOW_S, overlap.ROUNDS, overlap.STAGE_S
     with path.open("w", encoding="utf-8") as file:
         for bug in bugs:
+            timing.WINDOW_S, overlap.ROUNDS, overlap.STAGE_S = usual if bug.timed else (0.0, 1, 0.0)
             try:
                 with applied(bug):
                     answer = REGISTRY[bug.step](ctx, **bug.parameters)
@@ -168,4 +171,6 @@ def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
 
 def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(answers) if "error" in said]
-    return {"error": "; ".join(errors)} if errors else parallel.red(bug.step, answers, bug.parameters)
+    if errors:
+        return {"error": "; ".join(errors)}
+    return parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)

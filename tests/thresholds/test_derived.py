@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from reports.record import Outcome
 from tests.fixtures.scenario import HARDWARE
 from thresholds import derived
-from thresholds.bounds import BoundError
+from thresholds.bounds import BoundError, ceiling
 from thresholds.derived import Moved
 from thresholds.hardware import Hardware
 from thresholds.loading.load import load, shipped
@@ -131,6 +132,72 @@ def test_without_a_row_there_is_no_limit_and_the_reason_is_told(hardware: Hardwa
     judged, why = derived.judge(hardware, [Moved("send_recv", MIB)], CASE, 4, 1e-3)
     assert judged is None
     assert "send_recv" in why
+
+
+GROUPS = [
+    # collective, ranks of a group on each of its nodes, its share of the bandwidth of all 2 x 2 ranks
+    ("all_reduce", (1, 1), 1 / 3),  # all ranks may exchange by node: 3/2 of their NICs, and one by one 1
+    ("all_gather", (1, 1), 1 / 3),
+    ("all_reduce", (2, 2), 1.0),
+    ("all_to_all", (1, 1), 2 / 3),  # a half of all that leaves a node, and of that (n-1)/(n-g): 1 for 3/2
+]
+
+
+@pytest.mark.parametrize(("kind", "spread", "share"), GROUPS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_groups_share_the_nics_that_all_ranks_have(
+    hardware: Hardware, kind: str, spread: tuple[int, ...], share: float, shared: bool
+) -> None:
+    """Two NICs of 50 GB/s, or one of 100 that both ranks of a node share."""
+    links = {**hardware.line_rate.links, "network": 100.0 if shared else 50.0, "memory": 1000.0}
+    line = replace(hardware.line_rate, network_is_per_node=shared, links=links)
+    rows = tuple(replace(row, selectors={"path": row.selectors["path"]}) for row in hardware.limits)
+    (part,) = derived.shares(
+        replace(hardware, line_rate=line, limits=rows), [Moved(kind, MIB, spread)], CASE, 4
+    )
+    sent = derived.sent_bytes([Moved(kind, MIB, spread)], 4) / 1e9
+    assert part.bytes_s == pytest.approx(sent / (0.1 * share))
+    assert part.latency_s == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("spread", [(2, 1), (3,), (4, 4)])
+def test_groups_that_no_row_holds_for_are_on_record(hardware: Hardware, spread: tuple[int, ...]) -> None:
+    judged, why = derived.judge(hardware, [Moved("all_reduce", MIB, spread)], CASE, 4, 1e-3)
+    assert judged is None
+    assert why
+
+
+SHAPES = ((8,), (4,), (2,), (1, 1), (1, 1, 1, 1), (2, 2), (4, 4), (8, 8))
+
+
+def test_every_shipped_file_limits_groups_or_says_why_not() -> None:
+    """No limit of a group asks for more than its wires carry; what has none is told, and nobody fails."""
+    limited, wrong = set[str](), []
+    for name, file in ((name, load(path)) for name, path in shipped().items()):
+        if name.startswith(("board-", "fabric-", "lab-")) or file.line_rate.links.get("network") is None:
+            continue
+        each = int(file.expect.get("gpus_per_node", 8))
+        case: Case = {**CASE, "path": "network", "nodes": 4, "ranks_per_node": each}
+        for spread, kind in itertools.product(SHAPES, KINDS):
+            if spread[0] > each:
+                continue
+            moved = Moved(kind, 64 * MIB, spread)
+            try:
+                (part,) = derived.shares(file, [moved], case, 4 * each)
+            except (LimitError, BoundError) as error:
+                if file.line_rate.nvls and "has no figure" not in str(error):
+                    wrong.append(f"{name}: {kind} {spread}: {error}")
+                continue
+            limited.add(name)
+            line, share = file.line_rate, spread[0] / each if file.line_rate.network_is_per_node else 1
+            links = {**line.links, "network": (line.links["network"] or 0.0) * share}
+            path = "network" if len(spread) > 1 else file.inside
+            here: Case = {**case, "path": path, "nodes": len(spread), "ranks_per_node": spread[0]}
+            best = ceiling({**here, "collective": kind}, replace(line, links=links))
+            if derived.sent_bytes([moved], 4 * each) / 1e9 / part.bytes_s > best:
+                wrong.append(f"{name}: {kind} {spread} must be faster than {best} GB/s")
+    assert not wrong, "\n".join(wrong)
+    assert len(limited) >= 15
 
 
 def test_every_shipped_file_limits_every_pattern_inside_and_across() -> None:

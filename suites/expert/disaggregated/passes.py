@@ -9,6 +9,7 @@ through senders, upwards.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,12 @@ class Log:
     stages: list[float] = field(default_factory=list)
     arrived: list[Tensor] = field(default_factory=list)  # rows that came here in either direction, in order
     span_s: float = 0.0
+
+
+def typical(logs: Sequence[Log]) -> Log:
+    """The stages of all these passes, and the span in the middle."""
+    spans = [log.span_s for log in logs]
+    return Log([one for log in logs for one in log.stages], span_s=statistics.median(spans))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ def pace_figures(
 ) -> dict[str, float]:
     """Utilisation of both sides and span of the pass, measured and by the formula.
 
+    The gain is that in utilisation, of m micro-batches over one: m times the span of one, over that of all.
+
     The transfer time is what a pass of one micro-batch takes beyond its stages: (span / L - Ta - Te) / 2.
     """
     own = [alone.span_s, statistics.fmean(alone.stages), log.span_s, statistics.fmean(log.stages)]
@@ -39,10 +41,13 @@ def pace_figures(
     transfer_s = max(trip_s - float(stages[attention].max()) - float(stages[experts].max()), 0.0) / 2
     pace = Pace(float(table[attention, 3].max()), float(table[experts, 3].max()), transfer_s)
     span_s, expected_s = float(table[:, 2].max()), pace.span_s(layers, micro_batches)
+    alone_s = micro_batches * float(spans)
     work = layers * micro_batches
     sides = [work * float(table[side, 3].mean()) / span_s for side in (attention, experts)]
     return {
         "utilisation": min(sides),
+        "gain": alone_s / span_s,
+        "expected_gain": alone_s / expected_s,
         "attention_utilisation": sides[0],
         "expert_utilisation": sides[1],
         "expected_attention_utilisation": work * pace.attention_s / expected_s,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import parity
+from fixtures.ranks.study import overlap, parity
 from fixtures.ranks.study.calibrated import Work
 from fixtures.ranks.study.driver import (
     EXACT,
@@ -26,7 +26,7 @@ from fixtures.ranks.study.driver import (
     study,
 )
 from suites.expert.disaggregated.model import Problem
-from suites.expert.disaggregated.passes import Log, Pace, Sides, run_pass, sides
+from suites.expert.disaggregated.passes import Log, Pace, Sides, run_pass, sides, typical
 from suites.expert.disaggregated.speed import pace_figures
 from suites.expert.disaggregated.traffic import batch_rows, exact_both_ways, expected_traffic
 
@@ -41,14 +41,23 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
     with sides(ctx, attention) as roles:
         apart = Apart(ctx, roles, draw, free)
         found = study(ctx, apart)
-        timing.barrier(ctx)
-        _, alone = run_pass(ctx, roles, made.first(), paced)
-        timing.barrier(ctx)
-        ends, timed = run_pass(ctx, roles, made, paced)
+        alone, timed, ended = [], [], []
+        for _ in range(overlap.ROUNDS):
+            timing.barrier(ctx)
+            alone.append(run_pass(ctx, roles, made.first(), paced)[1])
+            timing.barrier(ctx)
+            ends, log = run_pass(ctx, roles, made, paced)
+            timed.append(log)
+            ended.append(apart.named(ends))
         wrong = exact_both_ways(ctx, roles, made)
-    told, first, again = answer(found), found.runs[EXACT].results, apart.named(ends)
-    told["repeat"] += [parity.equal(f"{what} (paced)", again[what], first[what]) for what in first]
-    pace = pace_figures(ctx, roles, alone, timed, layers=made.depth, micro_batches=len(made.batches[0]))
+    told, first = answer(found), found.runs[EXACT].results
+    told["repeat"] += [
+        parity.equal(f"{what} (paced)", end[what], first[what]) for end in ended for what in first
+    ]
+    layers, micro_batches = made.depth, len(made.batches[0])
+    pace = pace_figures(
+        ctx, roles, typical(alone), typical(timed), layers=layers, micro_batches=micro_batches
+    )
     return {**told, "figures": pace, "wrong": wrong}
 
 

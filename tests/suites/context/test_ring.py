@@ -17,7 +17,7 @@ from fixtures.ranks.study.driver import EXACT, Seen
 from fixtures.ranks.study.pattern import sent
 from suites.context.ring_attention import KEYS
 from suites.context.technique import Shape
-from suites.context.techniques import SCALES, Ring
+from suites.context.techniques import Ring
 from suites.context.test_context import CONTEXT
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import load, red
@@ -144,13 +144,3 @@ def test_a_hop_that_spoils_data_is_named_by_the_rank_behind_it_alone() -> None:
     assert [bool(wrong) for wrong in said] == [False, True, False, False]
     assert {wrong["source_rank"] for wrong in said[1]} == {0}
     assert all(re.search("bit 0 flipped", wrong["looks_like"]) for wrong in said[1])
-
-
-@pytest.mark.parametrize("kind", SCALES)
-def test_blocks_that_are_timed_get_smaller_as_there_are_more_of_them(kind: str) -> None:
-    scale = SCALES[kind]
-    assert [scale.tokens_of(ranks) for ranks in (2, 8, 64)] == [scale.tokens] * 3
-    for ranks in (100, 512, 4096):
-        tokens = scale.tokens_of(ranks)
-        assert tokens % 64 == 0
-        assert ranks * tokens**2 <= 64 * scale.tokens**2 or tokens == 64

@@ -10,7 +10,7 @@ import torch
 
 from fixtures.ranks.steps import REGISTRY
 from fixtures.ranks.study.driver import EXACT, TRAINED
-from suites.context import layout, steps
+from suites.context import layout, steps, techniques
 from suites.context.layout import Span, hidden
 from suites.context.technique import Shape
 from suites.context.techniques import AllGatherKV, Ring, Ulysses
@@ -76,7 +76,7 @@ def accounts(size: int, rank: int) -> Accounts:
     """Traffic and memory on one rank of a world of `size`, where nobody looks ahead."""
     ctx = context(rank, size)
     found: Accounts = []
-    with values_left_out("suites.context.steps"), mock.patch.object(Ring, "overlap", return_value=0.0):
+    with values_left_out("suites.context.steps"), mock.patch.object(techniques, "hiding", return_value={}):
         for step, parameters in MASKED:
             told = REGISTRY[step](ctx, **{**parameters, **SMALL})
             found.append((step, told["traffic"], told["memory"]))

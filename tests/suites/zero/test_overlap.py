@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.overlap import ROUNDS
 from suites.zero.overlap import Backward
 from tests.faults.runs import Finished, accept
 from tests.fixtures.ranks.gloo_world import run_world
@@ -45,24 +46,10 @@ def test_on_a_shaped_link_buckets_hide_and_one_bucket_does_not(finished: Finishe
     assert found["exchange_seconds"] < found["compute_seconds"], found
 
 
-def paces(ctx: Context) -> list[float]:
-    """What a stage is made to last when a bucket takes nearly nothing, and when it takes 20 ms and 10 s."""
-    found = []
-    backward = Backward(ctx, layers=2, elements=64, bucket_bytes=512)
-    for bucket_s in (0.0, 0.02, 10.0):
-        backward.seconds_of_bucket = lambda _repeats, bucket_s=bucket_s: bucket_s  # type: ignore[method-assign,misc]
-        found.append(backward.paced_for_the_link(0.01, 1))
-    return found
-
-
-def test_a_stage_lasts_longer_than_a_bucket_takes_and_never_for_ever() -> None:
-    assert run_world(1, paces) == [[0.01, 0.03, 0.25]]
-
-
 def timed_bits(ctx: Context) -> tuple[list[float], int]:
     """Errors of the repeat when a bit of one of the timed runs had flipped, and how many are compared."""
     backward = Backward(ctx, layers=2, elements=64, bucket_bytes=512)
-    backward.figures(0.001, 3)
+    backward.figures(0.001)
     backward.seen_bits[1][0] ^= 1
     entries = backward.repeat("x")
     return [entry["error"] for entry in entries], len(entries)
@@ -70,5 +57,5 @@ def timed_bits(ctx: Context) -> tuple[list[float], int]:
 
 def test_every_timed_run_is_held_against_the_others() -> None:
     errors, count = run_world(1, timed_bits)[0]
-    assert count == 2 + 3
-    assert [error > 0 for error in errors] == [False, False, False, True, False]
+    assert count == 2 + ROUNDS
+    assert [error > 0 for error in errors] == [number == 2 + 1 for number in range(count)]

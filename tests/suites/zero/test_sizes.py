@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fixtures.ranks.steps import Context
-from suites.zero.overlap import Pace
+from fixtures.ranks.study.calibrated import Pace
 from suites.zero.test_zero import PACED
 from suites.zero.training import Task
 from tests.fixtures.ranks.gloo_world import context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fixtures.ranks.study.overlap import STAGE_S
 from suites.zero.answers import replicas
 from suites.zero.test_zero import OVERLAP, STEPS
 from tests.fixtures.ranks.gloo_world import context
@@ -19,7 +20,7 @@ def test_every_part_of_every_step_holds() -> None:
 
 def test_the_paced_backward_is_exact_and_tells_how_much_it_hides() -> None:
     found = assert_green(2, [(OVERLAP[0].step, OVERLAP[0].parameters)])
-    compute_s = OVERLAP[0].parameters["layers"] * OVERLAP[0].parameters["stage_s"]
+    compute_s = OVERLAP[0].parameters["layers"] * STAGE_S
     for rank in found[0]:
         figures = rank["figures"]
         assert figures["compute_seconds"] >= compute_s

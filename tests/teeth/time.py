@@ -1,0 +1,124 @@
+"""Bugs that cost nothing but time: what should hide waits, what should be quick is late. Nothing is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from fixtures.ranks.study.calibrated import calibrated_work
+from suites.context.test_context import RINGS
+from suites.expert.test_expert import IN_TURN, NORMAL
+from suites.pipeline.test_pipeline import SCHEDULES
+from suites.zero.test_zero import OVERLAP, STEPS
+from tests.teeth.bug import Bug, Patch, replaced
+from tests.teeth.patches.zero import hooked, mean_hook, of
+
+Call = Callable[..., Any]
+_CASES = {case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL]}
+_LATE_S, _HAND_OVER_S, _EXCHANGE_S = 0.02, 0.01, 0.03
+_STAGE_S = 0.02
+
+
+def late(seconds: float, rank: int | None = None) -> Callable[[Call], Call]:
+    """A call returns so much later, on one rank or on all."""
+
+    def make(original: Call) -> Call:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            done = original(*args, **kwargs)
+            if rank in (None, dist.get_rank()):
+                calibrated_work(time.perf_counter() + seconds)
+            return done
+
+        return call
+
+    return make
+
+
+def waited_for(original: Call) -> Call:
+    """Sends and receives are over when the call returns."""
+
+    def batch(operations: list[Any]) -> list[Any]:
+        for work in original(operations):
+            work.wait()
+        return []
+
+    return batch
+
+
+class _Late:
+    """Work that is over so much later than it is."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._seconds = work, seconds
+
+    def wait(self) -> None:
+        self._work.wait()
+        calibrated_work(time.perf_counter() + self._seconds)
+
+
+def hand_over_late(original: Call) -> Call:
+    """What is received comes so much later."""
+
+    def batch(operations: list[Any]) -> Any:
+        works = original(operations)
+        if any(one.op is dist.irecv for one in operations):
+            return [*works[:-1], _Late(works[-1], _HAND_OVER_S)]
+        return works
+
+    return batch
+
+
+def sends_in_turn(original: Call) -> Call:
+    """A side that has sent does nothing until the other has worked."""
+
+    def batch(operations: list[Any]) -> Any:
+        works = original(operations)
+        if any(one.op is dist.isend and one.tensor.is_floating_point() for one in operations):
+            calibrated_work(time.perf_counter() + _STAGE_S)
+        return works
+
+    return batch
+
+
+def nothing(_original: Call) -> Call:
+    return lambda *_: None
+
+
+def p2p(make: Callable[[Call], Call]) -> Patch:
+    """Replace what issues sends and receives."""
+    return lambda: replaced(dist, "batch_isend_irecv", make)
+
+
+def bug(step: str, name: str, patch: Patch, red: str = "time") -> Bug:
+    """Plant a bug in a step as the suite plans it."""
+    return Bug(name, step, _CASES[step], patch, (red,), timed=True)
+
+
+BUGS = [
+    bug("zero.overlap", "buckets are exchanged one by one", hooked(mean_hook)),
+    bug(
+        "zero.fsdp_prefetch",
+        "prefetch is ignored",
+        lambda: replaced(FSDPModule, "set_modules_to_forward_prefetch", nothing),
+        "parity",
+    ),
+    bug("zero.zero3", "a gather is late on one rank", of("all_gather_single", late(_LATE_S, rank=1))),
+    bug("expert.throughput", "exchanges are late", of("all_to_all_single", late(_EXCHANGE_S))),
+    bug("context.ring", "a ring waits before it computes", p2p(waited_for)),
+    bug("pipeline.one_f_one_b", "hand-overs are late", p2p(hand_over_late)),
+    *(
+        Bug(
+            f"sides take turns with {case.words[-1]}",
+            case.step,
+            case.parameters,
+            p2p(sends_in_turn),
+            ("time",),
+            timed=True,
+        )
+        for case in IN_TURN[:2]
+    ),
+]
