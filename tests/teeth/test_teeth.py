@@ -47,7 +47,9 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_what_is_planted_for_some_lengths_stays_green_at_others() -> None:
-    assert [str(trial) for trial in trials([in_small(bug) for bug in BUGS]) if trial.red] == []
+    """What a bug keeps while it waits may be too much memory at any length."""
+    found = trials([in_small(bug) for bug in BUGS])
+    assert [str(trial) for trial in found if trial.red.keys() - {"memory"}] == []
 
 
 def test_every_family_has_two_bugs_of_some_lengths() -> None:
