@@ -16,6 +16,7 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
+from suites.mesh import placement
 from suites.zero import ceilings
 from suites.zero.ceilings import SAVED_BY_BLOCK
 from suites.zero.flat import Zero1, Zero2, Zero3
@@ -187,15 +188,24 @@ class Hybrid(Trained[FullySharded]):
 
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
+    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back.
+
+    Shards are meant to be neighbours: what is gathered stays in a node, what is left of it crosses.
+    """
     if task.ctx.at_size:
         return at_size(task.ctx, Hybrid(task, mesh))
     told, psi = answer(study(task.ctx, Hybrid(task, mesh))), ITEM * task.elements
     along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
+    rank, shards = task.ctx.rank, len(along.ranks)
+    meant = {
+        "shard": range(rank // shards * shards, (rank // shards + 1) * shards),
+        "replicate": range(rank % shards, task.ctx.size, shards),
+    }
+    used = [axis for axis in (along, across) if len(axis.ranks) > 1]
     hops = (
         ("reduce_scatter", psi, along),
         ("all_reduce", psi // mesh.size(1), across),
         ("all_gather", psi, along),
     )
     moves = [Move(kind, size, among) for kind, size, among in hops if len(among.ranks) > 1]
-    return {**told, **sent(task.ctx, moves)}
+    return {**told, **sent(task.ctx, moves), "placement": placement.entries(task.ctx, used, meant)}

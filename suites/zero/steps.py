@@ -34,7 +34,7 @@ from suites.zero.answers import ITEM, flat, fully_sharded, hybrid, owned, replic
 from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
 from suites.zero.policies import casts, prefetched
-from suites.zero.recompute import recomputed
+from suites.zero.recompute import Dropping, recomputed
 from suites.zero.training import Task
 from suites.zero.wrapped import on_mesh
 
@@ -170,11 +170,14 @@ def deepspeed(
 
 
 @step
-def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
-    """DDP with activation checkpointing: the same traffic as DDP, gradients equal to those without, bit for
-    bit, and per block n d saved elements in place of 9 n d (arXiv:1604.06174; derived in `recompute`).
+def recompute(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, dropout: float
+) -> dict[str, Any]:
+    """DDP with activation checkpointing of blocks with dropout: the same traffic as DDP, gradients equal to
+    those without checkpointing, bit for bit, so that the masks are the same when they are drawn again, and
+    per block n d saved elements in place of 10 n d (arXiv:1604.06174; derived in `recompute`).
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Dropping(ctx, width, layers, rows, steps, dropout=dropout)
     less, kept = (study(ctx, technique) for technique in recomputed(task))
     told = answer(less, kept)
     for dtype, run in less.runs.items():

@@ -76,6 +76,10 @@ class Task:
                 weight.copy_(drawn.to(TRAINED))
         return model.to(self.ctx.device, dtype)
 
+    def reference(self, dtype: torch.dtype) -> nn.Sequential:
+        """The model that one rank trains alone, on the rows of all."""
+        return self.model(dtype)
+
     def _blocks(self) -> nn.Sequential:
         return nn.Sequential(*(Mlp(self.columns, 2 * self.columns) for _ in range(self.layers)))
 
@@ -260,7 +264,7 @@ def follow(
 
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the big batch, alone."""
-    model = task.model(dtype)
+    model = task.reference(dtype)
     optimizer = optimizer_of(list(model.parameters()))
     losses = []
     for number in range(task.steps):

@@ -28,10 +28,16 @@ _MEBI = 1 << 20
 
 
 class Replicated(Engine):
-    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients."""
+    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients.
+
+    Ranks start from different weights: those of rank 0 must win.
+    """
 
     def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
         self.model = task.model(dtype)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.mul_(1 + task.ctx.rank / task.ctx.size)
         self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=bucket_bytes / _MEBI)
         self.micro_batches = micro_batches
         self.optimizer = self.make_optimizer()
