@@ -86,7 +86,7 @@ class FullySharded(Engine):
     """fully_shard around each block and the whole; parameters are cut along their first dimension."""
 
     def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
-        self.model = task.model(dtype)
+        self.task, self.model = task, task.model(dtype)
         self.mesh = mesh
         for module in (*self.model, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
@@ -98,13 +98,16 @@ class FullySharded(Engine):
         return MixedPrecisionPolicy()
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Gathering and reducing is fully_shard's own business."""
+        """Gathering and reducing is fully_shard's own business, with every micro-batch."""
         self.optimizer.zero_grad()
-        loss = loss_of(self.model(x), y)
-        self.live_bytes = self.unsharded_bytes()
-        torch.autograd.backward(loss)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for _, own, wanted in self.task.pieces(x, y):
+            loss = loss_of(self.model(own), wanted) / self.task.micro_batches
+            self.live_bytes = self.unsharded_bytes()
+            torch.autograd.backward(loss)
+            total += loss.detach()
         self.optimizer.step()
-        return loss
+        return total
 
     def unsharded_bytes(self) -> int:
         """Bytes of the parameters that stand there whole now."""

@@ -12,7 +12,18 @@ from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
 from tests.teeth.patches.mesh import elsewhere
 from tests.teeth.patches.tensor import drawn
-from tests.teeth.patches.training import last_rank, start
+from tests.teeth.patches.training import (
+    added,
+    added_in_bf16,
+    averaged,
+    clipped_before_reduced,
+    clipped_late,
+    last_alone,
+    last_rank,
+    last_shard_alone,
+    own_norm,
+    start,
+)
 from tests.teeth.patches.zero import (
     bf16_hook,
     checkpointed,
@@ -135,6 +146,24 @@ _START = [
     _bug("zero.recompute", "initial weights not broadcast", start(dropped), "parity"),
     _bug("zero.zero_redundancy", "initial weights not broadcast", start(dropped), "parity"),
     _bug("zero.hsdp", "nodes interleaved", elsewhere, "placement", size=4),
+]
+_REAL = [
+    *(
+        _bug(f"zero.{step}", name, patch, *red)
+        for step in ("zero1", "zero2", "zero3", "fsdp")
+        for name, patch, red in (
+            ("norm of the local shard alone", own_norm, ("parity", "traffic")),
+            ("clipped after the update", clipped_late, ("parity",)),
+            ("clipped before the reduction", clipped_before_reduced, ("parity",)),
+        )
+    ),
+    *(
+        _bug(f"zero.{step}", name, added(change), "parity")
+        for step in ("zero2", "zero3", "mixed_precision")
+        for name, change in (("last micro-batch alone", last_alone), ("averaged again", averaged))
+    ),
+    _bug("zero.mixed_precision", "added up in bf16", added(added_in_bf16), "parity"),
+    _bug("zero.fsdp", "last micro-batch alone", last_shard_alone, "parity"),
 ]
 _CAST = [
     _bug("zero.fsdp_mixed", "reduced in bf16", policy(reduce_dtype=None), "parity", "traffic"),
@@ -266,6 +295,7 @@ BUGS = [
     *_MEMORY,
     *_CAST,
     *_START,
+    *_REAL,
     *_DEEPSPEED,
     *_TRAINED,
 ]
