@@ -224,8 +224,8 @@ def run(
     `repeats` rounds. A torch that is too old for the schedule is no fault: the case is n/a.
     """
     shape = _shape(ctx, schedule, per_rank, most)
-    engine(ctx, pipelining.__name__, [TORCHS[schedule]])
     _fit(ctx, shape, width, rows)
+    engine(ctx, pipelining.__name__, [TORCHS[schedule]])
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)

@@ -224,8 +224,8 @@ class Trained(Technique[AnEngine]):
         return part_of(self.task, whole, kept)
 
     def summands(self, what: str) -> int:
-        """All ranks add up their gradients."""
-        return self.task.ctx.size if what == "grads" else 2
+        """All ranks add up their gradients, of every micro-batch."""
+        return self.task.ctx.size * self.task.micro_batches if what == "grads" else 2
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What a step issues among all ranks."""
