@@ -120,9 +120,10 @@ class Task:
             yield number == len(pairs), own, wanted
 
     def losses(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Each rank's loss, of what all their rows give."""
-        pairs = zip(torch.split(output.detach(), self.rows), torch.split(y, self.rows), strict=True)
-        return torch.stack([loss_of(*pair) for pair in pairs])
+        """Each rank's loss, the mean of its micro-batches', of what all their rows give."""
+        rows = self.rows // self.micro_batches
+        pairs = zip(torch.split(output.detach(), rows), torch.split(y, rows), strict=True)
+        return torch.stack([loss_of(*pair) for pair in pairs]).view(self.ctx.size, -1).double().mean(1)
 
     @property
     def elements(self) -> int:
