@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,6 +25,7 @@ from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.tensor.dtensor import block_plan
+from suites.zero import clipping
 
 # The dimension of a Linear's or Embedding's weight that tensor parallelism cuts; norms are whole.
 CUT = {"embedding": 0, "head": 0, "q": 0, "k": 0, "v": 0, "o": 1, "gate": 0, "up": 0, "down": 1}
@@ -92,6 +93,11 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
     return plan
 
 
+def is_cut(grad: Tensor) -> bool:
+    """Whether a distributed gradient is divided along tp, beside fully_shard's one dimension."""
+    return isinstance(grad, DTensor) and grad.device_mesh.ndim > 1
+
+
 class Divided:
     """The whole model, divided, at work on one rank."""
 
@@ -102,12 +108,17 @@ class Divided:
         self.model = self.module(task.model(dtype))
         divided(task, mesh, self.model, reshard)
         self.optimizer = optimizer_of(self.model.parameters())
+        self.norms = clipping.clip(self.optimizer, task.clip, self._counts)
         self.waiting_bytes = 0  # of parameters that stand there between forward and backward
         self.model.register_forward_hook(self._wait)
 
     def module(self, whole: Llama) -> nn.Module:
         """What of the model this rank's axes divide."""
         return whole
+
+    def _counts(self, grad: Tensor) -> bool:
+        """Whether a gradient counts here: what tensor parallelism left whole is on all ranks along tp."""
+        return self.task.layout.place(self.task.ctx.rank, "tp") == 0 or is_cut(grad)
 
     def _wait(self, *_: object) -> None:
         self.waiting_bytes = memory.parameter_bytes(self.model)
@@ -118,7 +129,7 @@ class Divided:
         self.optimizer.zero_grad()
         found = self.forth_and_back(x, y)
         self.optimizer.step()
-        return found
+        return found | clipping.of_norms(self.norms[-1:])
 
     def forth_and_back(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Forward and backward."""
@@ -137,6 +148,7 @@ class Divided:
         rank, own = task.ctx.rank, self.weights()
         shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
         found = {what: whole[what] for what in ("loss", "logits") if task.last}
+        found |= {"norm": whole["norm"]} if task.clip else {}
         for what, tensor in whole.items():
             name = what.partition(":")[2]
             if name in own:

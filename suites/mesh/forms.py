@@ -14,6 +14,7 @@ positions x d of them.
                   (Shoeybi et al., "Megatron-LM", 2019, section 3, as torch's parallelize_module does it)
     ring          per block 2w - 2 sends of K and V, and w of their gradients, which are summed in fp32
                   where the rest is bf16 (Liu et al., arXiv:2310.01889)
+    norm          clipping: 1 all-reduce of one number among all ranks (`suites.zero.clipping`)
     pipeline      per edge m activations one way and m gradients the other, X / m each (arXiv:1811.06965)
 """
 
@@ -34,6 +35,7 @@ from suites.mesh.dense import Divided
 from suites.mesh.staged import Staged
 from suites.mesh.task import GROUPED, Task, unsharded
 from suites.mesh.technique import Combined, Issued
+from suites.zero import clipping
 
 
 class Dense(Combined[Divided]):
@@ -66,6 +68,8 @@ class Dense(Combined[Divided]):
         }
         if "cp" in found:
             found["dp x cp"] = dist.group.WORLD, found.pop("dp")[1]
+        if task.clip:
+            found["norm"] = dist.group.WORLD, clipping.issued(task.clip, dtype)
         return found
 
     def share(self, dtype: torch.dtype) -> int:

@@ -12,8 +12,9 @@ ranks are few, some axes have one rank, and their technique has nothing to do:
 
 That is on one node, or on nodes that the innermost axis fits into. `large` are the sizes of training: the
 model's width at least, and the channels of a head. What an axis exchanges is counted in its own groups; the
-closed forms are those of `suites.mesh.forms`, with their sources. "placement" says for every axis on which
-machines its ranks are (`suites.mesh.placement`).
+closed forms are those of `suites.mesh.forms`, with their sources. Gradients are clipped by the norm of all
+(`clip`; 0: they are not), of which a weight that is whole along tp counts once. "placement" says for every
+axis on which machines its ranks are (`suites.mesh.placement`).
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ PATTERNS = {
 
 
 @step
-def fsdp_tp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, **large: int) -> dict[str, Any]:
+def fsdp_tp(
+    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0, **large: int
+) -> dict[str, Any]:
     """fully_shard along dp of what tensor parallelism along tp leaves a rank: Psi/(dp tp) of each state.
 
     dp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi/tp in all. tp: 7 L + 2 all-reduces of X, one
     all-gather of the logits (arXiv:2304.11277, section 4; torch's parallelize_module with fully_shard).
     """
     layout = divide(ctx, ("dp", "tp"), ("dp", "tp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps, **large))
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip, **large))
 
 
 @step
@@ -65,19 +68,29 @@ def loss_curve(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int)
 
 
 @step
-def fsdp_cp(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, **large: int) -> dict[str, Any]:
+def fsdp_cp(
+    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0, **large: int
+) -> dict[str, Any]:
     """fully_shard along dp and cp together, of a model whose attention is a zig-zag ring along cp.
 
     dp and cp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi in all. cp: L (3 cp - 2) sends of K and
     V or of their gradients ("The Llama 3 Herd of Models", 2024, section 3.3.2; arXiv:2310.01889).
     """
     layout = divide(ctx, ("dp", "cp"), ("cp", "dp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps, **large))
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip, **large))
 
 
 @step
 def pp_fsdp_tp(
-    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, per_stage: int, **large: int
+    ctx: Context,
+    *,
+    rows: int,
+    tokens: int,
+    layers: int,
+    steps: int,
+    per_stage: int,
+    clip: float = 0.0,
+    **large: int,
 ) -> dict[str, Any]:
     """1F1B along pp; a stage of `layers` blocks is divided along dp and tp. Rows are those of a micro-batch.
 
@@ -89,7 +102,7 @@ def pp_fsdp_tp(
     stages = layout.size("pp")
     micro_batches = per_stage * stages  # 1F1B needs one for each stage at least
     sizes = rows * micro_batches, tokens, layers * stages, steps, micro_batches
-    return _dense(Task(ctx, layout, *sizes, **large))
+    return _dense(Task(ctx, layout, *sizes, clip=clip, **large))
 
 
 @step

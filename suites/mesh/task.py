@@ -23,6 +23,7 @@ from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
 from suites.mesh.axes import Layout
 from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
+from suites.zero import clipping
 
 CHANNELS = 8  # of a head
 GROUPED = 2  # query heads that share a key-value head
@@ -47,6 +48,7 @@ class Task:
     micro_batches: int = 1
     least_width: int = 0
     channels: int = CHANNELS
+    clip: float = 0.0  # the largest norm of all gradients; 0: any
 
     def __post_init__(self) -> None:
         """Refuse what does not fit.
@@ -167,6 +169,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
             torch.autograd.backward(loss_of(outputs[-1], target) * (len(one) / len(x)))
             outputs[-1] = outputs[-1].detach()
         logits = task.own(torch.cat(outputs))
-        steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits})
+        norm = clipping.of_norms(clipping.clip_alone(model, task.clip))
+        steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits, **norm})
         optimizer.step()
     return stacked(steps) | trained(dict(model.named_parameters()))

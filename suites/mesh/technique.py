@@ -107,7 +107,7 @@ class Combined(Technique[AnEngine]):
         for name, (group, expected) in self.issued(dtype).items():
             form = Form(expected, name, group)
             if before := merged.get(group.group_name):
-                form = Form({**before.expected, **expected}, f"{before.label}, {name}", group)
+                form = Form(both(before.expected, expected), f"{before.label}, {name}", group)
             merged[group.group_name] = form
         return list(merged.values())
 
@@ -124,6 +124,13 @@ class Combined(Technique[AnEngine]):
             memory.entry("grads", sum(map(memory.tensor_bytes, grads)), expected),
             memory.entry("optimizer", memory.optimizer_bytes(run.kept.optimizer), expected),
         ]
+
+
+def both(one: Expected, other: Expected) -> Expected:
+    """What is issued where both are."""
+    ops = dict.fromkeys((*one, *other))
+    pairs = {op: (one.get(op, (0, 0)), other.get(op, (0, 0))) for op in ops}
+    return {op: (a[0] + b[0], a[1] + b[1]) for op, (a, b) in pairs.items()}
 
 
 def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

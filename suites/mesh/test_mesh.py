@@ -9,17 +9,18 @@ from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
 
-def case(step: str, **parameters: int) -> Case:
+def case(step: str, **parameters: float) -> Case:
     """Plan a step of this suite."""
     return Case(step, (step.partition(".")[2],), parameters, {"step": step}, weight=4.0, shared=True)
 
 
+CLIP = 0.25
 DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
 STEPS: list[Case] = [
-    case("mesh.fsdp_tp", **DENSE),
-    case("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2),
-    case("mesh.fsdp_cp", **DENSE),
+    case("mesh.fsdp_tp", **DENSE, clip=CLIP),
+    case("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP),
+    case("mesh.fsdp_cp", **DENSE, clip=CLIP),
     case("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
 ]
 

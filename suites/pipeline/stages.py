@@ -21,7 +21,7 @@ from fixtures.ranks.study.models import Mlp, seeded
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
 
-_SCHEDULES = {
+TORCHS = {
     "gpipe": "ScheduleGPipe",
     "one_f_one_b": "Schedule1F1B",
     "interleaved": "ScheduleInterleaved1F1B",
@@ -137,7 +137,7 @@ class Pipeline:
         parameters = [one for module in self.modules.values() for one in module.parameters()]
         self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
         staged = [self._stage(stage) for stage in self.stages]
-        make: Callable[..., Any] = getattr(pipelining, _SCHEDULES[schedule])
+        make: Callable[..., Any] = getattr(pipelining, TORCHS[schedule])
         single = staged[0] if plan.chunks == 1 else staged
         self._schedule = make(single, shape.micro_batches, loss_fn=loss)
 

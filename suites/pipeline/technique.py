@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import pipelining
 
+from fixtures.ranks.engines import engine
 from fixtures.ranks.groups import Among, divided_into, lasting
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, parity
@@ -38,6 +40,7 @@ from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
     HIDDEN,
+    TORCHS,
     Pipeline,
     Problem,
     gradient_of,
@@ -218,10 +221,11 @@ def run(
     """Run a schedule of `per_rank` micro-batches per rank and `rows` rows each, in pipelines of `most` ranks.
 
     For the bubble every stage takes a calibrated time, such that a rank is busy for `busy_ms` in each of
-    `repeats` rounds.
+    `repeats` rounds. A torch that is too old for the schedule is no fault: the case is n/a.
     """
     shape = _shape(ctx, schedule, per_rank, most)
     _fit(ctx, shape, width, rows)
+    engine(ctx, pipelining.__name__, [TORCHS[schedule]])
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)

@@ -14,6 +14,7 @@ from fixtures.ranks.study import at_size
 from fixtures.ranks.study.driver import TRAINED
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
+from suites.tensor.dropout import DroppingMlp
 from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
@@ -57,6 +58,14 @@ def linear(ctx: Context, width: int, features: int) -> nn.Module:
 def mlp(ctx: Context, width: int, hidden: int) -> nn.Module:
     """A SwiGLU."""
     return _whole(ctx, lambda: Mlp(width, hidden))
+
+
+def dropping_mlp(ctx: Context, width: int, hidden: int, share: float) -> DroppingMlp:
+    """A SwiGLU that drops a share of its hidden features and of its outputs."""
+    with seeded(ctx.seed):
+        whole = DroppingMlp(width, hidden, share, ranks=ctx.size, seed=ctx.seed)
+    whole.drawn_on = ctx.device
+    return whole.to(ctx.device).double()
 
 
 def attention(ctx: Context, width: int, heads: int, kv_heads: int) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.traffic import Expected
 from suites.tensor import blocks, layers, models, overlap
+from suites.tensor import dropout as dropping
 from suites.tensor.blocks import Split, Whole, kv_heads, shared_kv
 from suites.tensor.dtensor import Planned, block_plan, head_plan, sequence_plan
 from suites.tensor.layers import columns, rows
@@ -107,6 +108,30 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
         saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
         # x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
         most=lambda whole, item: whole // ctx.size + x.numel() * (2 * item + 5 * max(item, _STATISTIC_BYTES)),
+    )
+    return told(ctx, layer)
+
+
+@step
+def mlp_dropout(
+    ctx: Context, *, batch: int, length: int, width: int, hidden: int, dropout: float
+) -> dict[str, Any]:
+    """`mlp` with dropout: of hidden features, where every rank draws its own mask, and of outputs, where all
+    draw the same one (`suites.tensor.dropout`). Traffic and weights as in `mlp`; as well saved are all of the
+    outputs' mask and 1/n of the hidden features'.
+    """
+    group = Group(ctx.rank, ctx.size)
+    hidden = multiple(hidden, ctx.size)
+    whole, x = models.dropping_mlp(ctx, width, hidden, dropout), activations(ctx, batch, length, width)
+    layer = Functional(
+        whole=whole,
+        x=x,
+        group=group,
+        cuts=blocks.mlp_cuts(group),
+        forward=lambda w, x: dropping.mlp(Whole(group), whole, x, w.values()),
+        issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
+        elements=3 * width * hidden // ctx.size,
+        saved=lambda whole, item: 2 * x.numel() * item + (whole - 2 * x.numel() * item) // ctx.size,
     )
     return told(ctx, layer)
 

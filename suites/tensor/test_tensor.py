@@ -8,12 +8,13 @@ from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
 from thresholds.hardware import Model
 
+HALF = 0.5  # what is not dropped is doubled, which rounds nothing in bf16
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
 
 
-def case(step: str, word: str = "", /, **parameters: int | bool) -> Case:
+def case(step: str, word: str = "", /, **parameters: float) -> Case:
     """Plan a step of this suite; `word` tells its variants apart."""
     words = (step.partition(".")[2], word) if word else (step.partition(".")[2],)
     return Case(step, words, parameters, {"step": step}, weight=4.0, shared=True)
@@ -28,6 +29,7 @@ STEPS = [
         "tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96
     ),  # in words of 16 bytes something is left
     case("tensor.mlp", **LAYER, hidden=96),
+    case("tensor.mlp_dropout", **LAYER, hidden=96, dropout=HALF),
     case("tensor.attention", "split", **HEADS, replicate=False),
     case("tensor.attention", "replicated", **HEADS, replicate=True),
     case("tensor.vocabulary", **LAYER, words=96),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
+from suites.mesh import placement
 from suites.zero import ceilings
 from suites.zero.ceilings import SAVED_BY_BLOCK
 from suites.zero.flat import Zero1, Zero2, Zero3
@@ -79,44 +81,67 @@ def holds(engine: Replicated | FullySharded, params: int, grads: int, state: int
     ]
 
 
-def flat(
-    task: Task,
-    number: int,
-    *,
-    whole: float,
-    kept: float,
-    gathers: int,
-    live: tuple[float, float],
-) -> dict[str, Any]:
-    """Run a stage. Shares of Psi: whole gradients at most, parameters kept, whole ones after forward."""
-
-    stage = STAGES[number]
-
-    def held(engine: Zero1, item: int) -> Entries:
-        psi, found = item * task.elements, engine.held_bytes()
-        share = psi // task.ctx.size
-        return [
-            memory.entry("params", found["params"], round(kept * psi)),
-            memory.entry("grads", found["grads"], share),
-            memory.entry("grads before they are reduced", engine.gradient_peak_bytes, round(whole * psi)),
-            memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), share),
-            memory.entry("live unsharded", engine.live_bytes, round(live[0] * psi)),
-            memory.entry("live unsharded at most", engine.live_peak_bytes, round(live[1] * psi)),
-        ]
-
-    most = ceilings.stage(task, number)
-    technique = Trained(task, lambda dtype: stage(task, dtype), sharded(task, gathers), held, most=most)
-    if task.ctx.at_size:
-        return at_size(task.ctx, technique)
-    return {**answer(study(task.ctx, technique)), **sent_sharded(task, gathers)}
+def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
+    """Run a stage, of each task by its name."""
+    techniques = [
+        Trained(
+            task,
+            partial(STAGES[number], task),
+            sharded(task, *_calls(number, task.micro_batches)),
+            partial(_held, task, number),
+            name,
+            most=ceilings.stage(task, number),
+        )
+        for name, task in tasks.items()
+    ]
+    plain = tasks[""]
+    if plain.ctx.at_size:
+        return at_size(plain.ctx, techniques[0])
+    told = answer(*(study(plain.ctx, one) for one in techniques))
+    return {**told, **sent_sharded(plain, _calls(number, 1)[0])}
 
 
-def sharded(task: Task, gathers: int) -> Callable[[int], Expected]:
-    """Every block reduced once and gathered so many times, in items of so many bytes."""
+def _calls(number: int, micro_batches: int) -> tuple[int, int]:
+    """Count a block's all-gathers and reduce-scatters."""
+    return (1, 1, 2 * micro_batches)[number - 1], 1 if number == 1 else micro_batches
+
+
+def _held(task: Task, number: int, engine: Zero1, item: int) -> Entries:
+    """Compare what a stage holds with shares of Psi; the last are of whole parameters, after forward."""
+    psi, found = item * task.elements, engine.held_bytes()
+    share, block = psi // task.ctx.size, psi // task.layers
+    whole = psi if number == 1 else block
+    kept, live, live_peak = (share, 0, block) if number == 3 else (psi, psi, psi)
+    return [
+        memory.entry("params", found["params"], kept),
+        memory.entry("grads", found["grads"], share),
+        memory.entry("grads before they are reduced", engine.gradient_peak_bytes, whole),
+        memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), share),
+        memory.entry("live unsharded", engine.live_bytes, live),
+        memory.entry("live unsharded at most", engine.live_peak_bytes, live_peak),
+    ]
+
+
+def variants(task: Task, micro_batches: int, clip: float) -> dict[str, Task]:
+    """The plain task, and beside it that of a real run: micro-batches add up, and the norm is clipped.
+
+    That has two blocks: a deep stack of gates, which nothing normalises, has gradients of any size.
+    """
+    if micro_batches == 1 and not clip:
+        return {"": task}
+    real = replace(task, layers=min(task.layers, 2), micro_batches=micro_batches, clip=clip)
+    return {"": task, "accumulated, clipped": real}
+
+
+def sharded(task: Task, gathers: int, reductions: int = 1) -> Callable[[int], Expected]:
+    """Every block gathered and reduced so many times, in items of so many bytes."""
 
     def issued(item: int) -> Expected:
         psi, layers = item * task.elements, task.layers
-        return {"reduce_scatter": (layers, psi), "all_gather": (gathers * layers, gathers * psi)}
+        return {
+            "reduce_scatter": (reductions * layers, reductions * psi),
+            "all_gather": (gathers * layers, gathers * psi),
+        }
 
     return issued
 
@@ -140,22 +165,24 @@ def sharded_holds(task: Task, shards: int, live: int = 0) -> Held[FullySharded]:
     return held
 
 
-def fully_sharded(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Run fully_shard on all ranks, with resharding after forward and without."""
-    resharded, kept = (
+def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]:
+    """Run fully_shard on all ranks, each task with resharding after forward and without."""
+    techniques = [
         Trained(
             task,
             partial(FullySharded, task, mesh, reshard),
-            sharded(task, gathers),
+            sharded(task, gathers * task.micro_batches, task.micro_batches),
             sharded_holds(task, task.ctx.size, live),
-            variant,
+            f"{variant}, {name}".removesuffix(", "),
             most=ceilings.sharded(task, task.ctx.size, kept=not reshard),
         )
+        for name, task in tasks.items()
         for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, 1))
-    )
-    if task.ctx.at_size:
-        return at_size(task.ctx, resharded)
-    return {**answer(study(task.ctx, resharded), study(task.ctx, kept)), **sent_sharded(task, gathers=2)}
+    ]
+    plain = tasks[""]
+    if plain.ctx.at_size:
+        return at_size(plain.ctx, techniques[0])
+    return {**answer(*(study(plain.ctx, one) for one in techniques)), **sent_sharded(plain, gathers=2)}
 
 
 def replicas(ctx: Context) -> tuple[int, int]:
@@ -187,15 +214,24 @@ class Hybrid(Trained[FullySharded]):
 
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
+    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back.
+
+    Shards are meant to be neighbours: what is gathered stays in a node, what is left of it crosses.
+    """
     if task.ctx.at_size:
         return at_size(task.ctx, Hybrid(task, mesh))
     told, psi = answer(study(task.ctx, Hybrid(task, mesh))), ITEM * task.elements
     along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
+    rank, shards = task.ctx.rank, len(along.ranks)
+    meant = {
+        "shard": range(rank // shards * shards, (rank // shards + 1) * shards),
+        "replicate": range(rank % shards, task.ctx.size, shards),
+    }
+    used = [axis for axis in (along, across) if len(axis.ranks) > 1]
     hops = (
         ("reduce_scatter", psi, along),
         ("all_reduce", psi // mesh.size(1), across),
         ("all_gather", psi, along),
     )
     moves = [Move(kind, size, among) for kind, size, among in hops if len(among.ranks) > 1]
-    return {**told, **sent(task.ctx, moves)}
+    return {**told, **sent(task.ctx, moves), "placement": placement.entries(task.ctx, used, meant)}

@@ -22,6 +22,9 @@ One weight's gradient, B/3, is beside those that it is added to. The four blocks
 is used, the next that was gathered (one buffer; backward asks for it ahead), gradients, and those of the
 block before while they are reduced (Zhao et al., "PyTorch FSDP", arXiv:2304.11277, sections 3.3 and 4.1). The
 stages are those of Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 5.
+
+With m micro-batches rows are n/m, but in the batch. What was reduced of the first ones, Psi/w, is there when
+the next begins, and what is reduced next, B/w, beside it. Clipping needs a few numbers.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ def ceiling(task: Task, terms: Terms, saved: int = SAVED_BY_BLOCK) -> Ceiling:
     """Add up the terms of a technique: `terms(psi, block)` gives held, first and last, in bytes."""
 
     def most(item: int) -> int:
-        row, psi, block = item * task.rows * task.columns, item * task.elements, item * task.block_elements
+        psi, block = item * task.elements, item * task.block_elements
         held, first, last = terms(psi, block)
-        batch = 2 * task.ctx.size * row
+        batch = 2 * task.ctx.size * item * task.rows * task.columns
+        row = batch / (2 * task.ctx.size * task.micro_batches)
         return round(
             held + batch + max(saved * row * task.layers + first, saved * row + last) + _WORKED_WITH * row
         )
@@ -70,9 +74,10 @@ def stage(task: Task, number: int) -> Ceiling:
         share, one = psi / ranks, block / 3
         if number == 1:
             return 2 * psi + share, one, max(one, block / ranks)
+        before, beside = (share, block / ranks) if task.micro_batches > 1 else (0, 0)
         if number == 2:
-            return psi + share, block + one, share + block + one
-        return 2 * share, 2 * block + one, share + 2 * block + one
+            return psi + share, before + block + one, share + block + one + beside
+        return 2 * share, before + 2 * block + one, share + 2 * block + one + beside
 
     return ceiling(task, terms)
 
@@ -82,8 +87,9 @@ def sharded(task: Task, shards: int, *, kept: bool = False) -> Ceiling:
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
         share, moving = psi / shards, block / shards
+        before, beside = (share, moving) if task.micro_batches > 1 else (0, 0)
         first = psi + 2 * block if kept else 4 * block
-        return 2 * share, first + moving, share + 4 * block + moving
+        return 2 * share, before + first + moving, share + 4 * block + moving + beside
 
     return ceiling(task, terms)
 
@@ -107,13 +113,15 @@ def mixed(task: Task) -> Ceiling:
 
     Then a block's gradients are widened (2 B) and reduced; or Adam updates, with all gradients reduced
     (2 Psi/w) and Psi of others gone, and two fp32 numbers for each of what it updates at once: one block's
-    shard on a CPU, all of them on a GPU.
+    shard on a CPU, all of them on a GPU. Of micro-batches gradients add up in fp32 (2 Psi), and are as such
+    reduced.
     """
     ranks, at_once = task.ctx.size, 1 if task.ctx.device.type == "cpu" else task.layers
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
-        reducing = 2 * block + 2 * block / ranks
-        updating = 2 * psi / ranks + at_once * 4 * block / ranks - psi
-        return 2 * psi + 8 * psi / ranks, block / 3, max(reducing, updating)
+        added = 2 * psi if task.micro_batches > 1 else 0
+        reducing = 2 * psi / ranks - psi if added else 2 * block + 2 * block / ranks
+        updating = 2 * psi / ranks + at_once * 4 * block / ranks - psi - added
+        return 2 * psi + 8 * psi / ranks + added, block / 3, max(block / 3, reducing, updating)
 
     return ceiling(task, terms)

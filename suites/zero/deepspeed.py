@@ -61,6 +61,8 @@ def settings(task: Task, stage: int, dtype: torch.dtype) -> dict[str, Any]:
 class DeepSpeed(Engine):
     """A stage at work on one rank."""
 
+    optimizer: Any  # wraps torch's
+
     def __init__(self, task: Task, module: Any, stage: int, dtype: torch.dtype) -> None:  # noqa: ANN401
         self.module, self.stage, self.dtype = module, stage, dtype
         self.model = task.model(dtype)

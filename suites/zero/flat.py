@@ -68,17 +68,20 @@ class FlatBlock:
         all_gather(self.full, self.shard.detach())
 
     def expect_gradients(self) -> None:
-        """Give backward one flat buffer to add the gradients into."""
+        """Give backward one flat buffer to add the gradients into, unless there is one."""
+        if self.grad is not None:
+            return
         self.grad = torch.zeros(self.full.shape, dtype=self.full.dtype, device=self.full.device)
         for weight, view in zip(self.weights, self.views(self.grad), strict=True):
             weight.grad = view
 
     def reduce(self) -> None:
-        """Average the gradients into this rank's shard, and let go of the whole."""
+        """Average the gradients, add them to those of this rank's shard, and let go of the whole."""
         if self.grad is None:
             raise RuntimeError("gradients are reduced before there are any")
-        self.shard.grad = torch.empty_like(self.shard)
-        reduce_scatter(self.shard.grad, self.grad)
+        part = torch.empty_like(self.shard)
+        reduce_scatter(part, self.grad)
+        self.shard.grad = part if self.shard.grad is None else self.shard.grad.add_(part)
         self.grad = None
         for weight in self.weights:
             weight.grad = None
@@ -88,7 +91,7 @@ class Zero1(Engine):
     """Stage 1: the optimizer's states are sharded."""
 
     def __init__(self, task: Task, dtype: torch.dtype) -> None:
-        self.model = task.model(dtype)
+        self.task, self.model = task, task.model(dtype)
         self.blocks = [FlatBlock(block, task.ctx.rank, task.ctx.size) for block in self.model]
         self.optimizer = optimizer_of([block.shard for block in self.blocks])
         self.live_bytes = self.live_peak_bytes = self.gradient_peak_bytes = 0
@@ -100,20 +103,23 @@ class Zero1(Engine):
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Reduce-scatter after backward, update the shard, all-gather."""
         self.optimizer.zero_grad()
-        loss = loss_of(self.model(x), y)
-        self.live_bytes = self.unsharded_bytes()
-        self.backward(loss)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for last, own, wanted in self.task.pieces(x, y):
+            loss = loss_of(self.model(own), wanted) / self.task.micro_batches
+            self.live_bytes = self.unsharded_bytes()
+            self.backward(loss, last)
+            total += loss.detach()
         self.optimizer.step()
         self.publish()
-        return loss
+        return total
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Keep all gradients until the end, then reduce them."""
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Keep all gradients until the end of the last micro-batch, then reduce them."""
         for block in self.blocks:
             block.expect_gradients()
         torch.autograd.backward(loss)
         self.watch()
-        for block in reversed(self.blocks):
+        for block in reversed(self.blocks) if last else ():
             block.reduce()
 
     def publish(self) -> None:
@@ -166,8 +172,8 @@ class Zero2(Zero1):
                 weight.register_post_accumulate_grad_hook(self._count(block))  # type: ignore[no-untyped-call]
         self.missing = {id(block): 0 for block in self.blocks}
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """The hooks do the rest."""
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """The hooks do the rest, with every micro-batch."""
         torch.autograd.backward(loss)
 
     def enter(self, block: FlatBlock) -> None:

@@ -1,7 +1,9 @@
 """Mixed precision as the ZeRO paper counts it: 2 Psi + 2 Psi + 12 Psi / w bytes for Psi parameters.
 
 Parameters and gradients are bf16 (2 bytes each); a rank updates fp32 masters with Adam (4 + 4 + 4 bytes) of
-its shard alone. Gradients are widened before they are reduced: a sum in bf16 would round w - 1 times.
+its shard alone. Gradients are widened before they are reduced: a sum in bf16 would round w - 1 times. For the
+same reason those of several micro-batches add up in fp32, which is 4 Psi bytes more (Megatron-Core's
+`main_grad`).
 """
 
 from __future__ import annotations
@@ -55,17 +57,36 @@ class MixedZero1(Zero1, ReducedOnce):
         self.masters = [nn.Parameter(block.shard.detach().to(WIDE)) for block in self.blocks]
         self.optimizer = adam_of(list(self.masters))
         self.first: Named = {}
+        self.main: list[torch.Tensor] = []
+        self.main_bytes = 0
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Widen the gradients, then reduce them onto the masters."""
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Widen the gradients and add them up, with the last ones reduce them onto the masters."""
         for block in self.blocks:
             block.expect_gradients()
         torch.autograd.backward(loss)
         self.watch()
-        for block, master in zip(reversed(self.blocks), reversed(self.masters), strict=True):
+        if self.task.micro_batches > 1:
+            self._add_up()
+        if last:
+            self._reduce()
+
+    def _add_up(self) -> None:
+        self.main = self.main or [torch.zeros_like(block.full, dtype=WIDE) for block in self.blocks]
+        for main, block in zip(self.main, self.blocks, strict=True):
+            main.add_(_taken(block))
+        self.main_bytes = storage_bytes(self.main)
+
+    def _reduce(self) -> None:
+        for number, master in reversed(list(enumerate(self.masters))):
             master.grad = torch.empty_like(master)
-            reduce_scatter(master.grad, _taken(block).to(WIDE))
+            reduce_scatter(master.grad, self._widened(number))
+        self.main = []
         self.first = self.first or {name: grad.clone() for name, grad in self.gradients().items()}
+
+    def _widened(self, number: int) -> torch.Tensor:
+        """A block's gradients in fp32, which nobody keeps when they are reduced."""
+        return self.main[number] if self.main else _taken(self.blocks[number]).to(WIDE)
 
     def publish(self) -> None:
         """Round the masters into the shards, and give everybody the shards."""
@@ -98,6 +119,7 @@ class MixedZero1(Zero1, ReducedOnce):
         return [
             memory.entry("params", params, 2 * elements),
             memory.entry("grads", self.gradient_peak_bytes, 2 * elements),
+            memory.entry("grads added up", self.main_bytes, 4 * elements * (self.task.micro_batches > 1)),
             memory.entry("optimizer", state, 12 * elements // ranks),
             memory.entry("grads reduced", reduced, 4 * elements // ranks),
         ]
@@ -134,7 +156,7 @@ class Casting(Trained[Reduced]):
         return held + run.kept.rounding()
 
 
-def mixed_zero1(task: Task) -> Casting[MixedZero1]:
+def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
     """Four bytes of a gradient reduced, two of a parameter gathered."""
     elements, layers = task.elements, task.layers
     issued = {
@@ -146,6 +168,7 @@ def mixed_zero1(task: Task) -> Casting[MixedZero1]:
         lambda _: MixedZero1(task),
         lambda _: issued,
         lambda engine, _: engine.held(elements, task.ctx.size),
+        variant,
         rule=Adam(ADAM_RATE),
         most=ceilings.mixed(task),
         make_optimizer=adam_of,
@@ -177,41 +200,42 @@ def _accumulate(
     losses = []
     for master in masters:
         master.grad = torch.zeros_like(master)
-    for x, y in zip(*(torch.split(whole, task.rows) for whole in batch), strict=True):
+    rows, pieces = task.rows // task.micro_batches, task.ctx.size * task.micro_batches
+    for x, y in zip(*(torch.split(whole, rows) for whole in batch), strict=True):
         model.zero_grad()
         losses.append(loss_of(model(x), y))
         torch.autograd.backward(losses[-1])
         for weight, master in zip(model.parameters(), masters, strict=True):
-            gradient_of(master).add_(gradient_of(weight), alpha=1 / task.ctx.size)
-    return torch.stack(losses).detach()
+            gradient_of(master).add_(gradient_of(weight), alpha=1 / pieces)
+    return torch.stack(losses).detach().view(task.ctx.size, -1).double().mean(1)
 
 
 def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     """Compare the first step's reduced gradients with the fp64 mean of every rank's bf16 gradients.
 
-    All ranks start from the same weights, so this rank can write down what each of them adds. A mean of w
-    numbers g_i in fp32 is within w * 2^-24 * mean|g_i| (Higham, "Accuracy and Stability of Numerical
-    Algorithms", section 4.2); a sum in bf16 is off by some 2^-9.
+    All ranks start from the same weights, so this rank can write down what each of them adds with each of its
+    micro-batches. A mean of n numbers g_i in fp32 is within n * 2^-24 * mean|g_i| (Higham, "Accuracy and
+    Stability of Numerical Algorithms", section 4.2); a sum in bf16 is off by some 2^-9.
     """
     total: dict[str, torch.Tensor] = {}
     size: dict[str, torch.Tensor] = {}
-    for rank in range(task.ctx.size):
-        for name, grad in _gradients_of(task, rank).items():
-            total[name] = total.get(name, torch.zeros_like(grad)) + grad / task.ctx.size
-            size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / task.ctx.size
+    pieces = task.ctx.size * task.micro_batches
+    for piece in range(pieces):
+        for name, grad in _gradients_of(task, piece).items():
+            total[name] = total.get(name, torch.zeros_like(grad)) + grad / pieces
+            size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / pieces
     right, bound = engine.part(total), engine.part(size)
     entries = []
     for name, grad in engine.first.items():
         scale = float(bound[name].max()) / float(right[name].abs().max())
-        tolerance = (task.ctx.size + 1) * math.ldexp(scale, -EPSILON_BITS)
+        tolerance = (pieces + 1) * math.ldexp(scale, -EPSILON_BITS)
         entries.append(parity.entry(f"grad:{name} reduced in fp32", grad, right[name], tolerance))
     return entries
 
 
-def _gradients_of(task: Task, rank: int) -> dict[str, torch.Tensor]:
-    """What a rank's rows of the first batch give in bf16."""
-    model = task.model(TRAINED)
-    rows = slice(rank * task.rows, (rank + 1) * task.rows)
-    x, y = (whole[rows] for whole in task.batch(0, TRAINED))
+def _gradients_of(task: Task, piece: int) -> dict[str, torch.Tensor]:
+    """What the rows of one micro-batch of the first batch give in bf16."""
+    model, rows = task.model(TRAINED), task.rows // task.micro_batches
+    x, y = (whole[piece * rows : (piece + 1) * rows] for whole in task.batch(0, TRAINED))
     torch.autograd.backward(loss_of(model(x), y))
     return {name: gradient_of(weight).to(EXACT) for name, weight in model.named_parameters()}

@@ -19,6 +19,7 @@ arXiv:2304.11277; Li et al., "PyTorch Distributed", arXiv:2006.15704.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,11 +31,21 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import TRAINED, WIDE, alike, answer, same, study
 from fixtures.ranks.study.pattern import Move, sent
 from suites.zero import deepspeed as deepspeed_engine
-from suites.zero.answers import ITEM, flat, fully_sharded, hybrid, owned, replicas, replicated, sent_sharded
+from suites.zero.answers import (
+    ITEM,
+    flat,
+    fully_sharded,
+    hybrid,
+    owned,
+    replicas,
+    replicated,
+    sent_sharded,
+    variants,
+)
 from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
 from suites.zero.policies import casts, prefetched
-from suites.zero.recompute import recomputed
+from suites.zero.recompute import Dropping, recomputed
 from suites.zero.training import Task
 from suites.zero.wrapped import on_mesh
 
@@ -65,38 +76,77 @@ def ddp(
 
 
 @step
-def zero1(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def zero1(
+    ctx: Context,
+    *,
+    width: int,
+    layers: int,
+    rows: int,
+    steps: int,
+    micro_batches: int = 1,
+    clip: float = 0.0,
+) -> dict[str, Any]:
     """ZeRO stage 1, flat: all gradients are there after backward (Psi), then L reduce-scatters of Psi/L, an
-    update of Psi/w, and L all-gathers of Psi/L (arXiv:1910.02054, sections 5.1 and 7.2).
+    update of Psi/w, and L all-gathers of Psi/L, once for all m micro-batches (arXiv:1910.02054, sections
+    5.1 and 7.2). Clipping adds one number among all ranks, here and in the other stages.
     """
-    return flat(Task(ctx, width, layers, rows, steps), 1, whole=1, kept=1, gathers=1, live=(1, 1))
+    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 1)
 
 
 @step
-def zero2(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def zero2(
+    ctx: Context,
+    *,
+    width: int,
+    layers: int,
+    rows: int,
+    steps: int,
+    micro_batches: int = 1,
+    clip: float = 0.0,
+) -> dict[str, Any]:
     """ZeRO stage 2, flat: as stage 1, but a block is reduce-scattered as soon as its gradients are there, so
-    that at most Psi/L of whole gradients ever live (arXiv:1910.02054, sections 5.2 and 7.2.1).
+    that at most Psi/L of whole gradients ever live; m Psi with m micro-batches, which add up in the shards
+    (arXiv:1910.02054, sections 5.2 and 7.2.1).
     """
-    return flat(Task(ctx, width, layers, rows, steps), 2, whole=1 / layers, kept=1, gathers=1, live=(1, 1))
+    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 2)
 
 
 @step
-def zero3(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def zero3(
+    ctx: Context,
+    *,
+    width: int,
+    layers: int,
+    rows: int,
+    steps: int,
+    micro_batches: int = 1,
+    clip: float = 0.0,
+) -> dict[str, Any]:
     """ZeRO stage 3, flat: a block's parameters are gathered before its forward and again before its backward
     and freed after each: 2 L all-gathers of Psi/L and L reduce-scatters; Psi/L of whole parameters live at
-    most, and none after forward (arXiv:1910.02054, sections 5.3 and 7.2.2).
+    most, and none after forward; all of it m times with m micro-batches (arXiv:1910.02054, sections 5.3
+    and 7.2.2).
     """
-    task = Task(ctx, width, layers, rows, steps)
-    return flat(task, 3, whole=1 / layers, kept=1 / ctx.size, gathers=2, live=(0, 1 / layers))
+    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 3)
 
 
 @step
-def fsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def fsdp(
+    ctx: Context,
+    *,
+    width: int,
+    layers: int,
+    rows: int,
+    steps: int,
+    micro_batches: int = 1,
+    clip: float = 0.0,
+) -> dict[str, Any]:
     """fully_shard per block. Resharded after forward: 2 L all-gathers, 2 Psi; kept until backward: L, Psi,
-    and Psi of whole parameters live after forward. L reduce-scatters of Psi/L in both (arXiv:2304.11277).
+    and Psi of whole parameters live after forward. L reduce-scatters of Psi/L in both, and all of it m times
+    with m micro-batches (arXiv:2304.11277).
     """
-    task = Task(ctx, width, layers, rows, steps)
-    return on_mesh(ctx, (ctx.size,), lambda mesh: fully_sharded(task, mesh))
+    tasks = variants(Task(ctx, width, layers, rows, steps), micro_batches, clip)
+    return on_mesh(ctx, (ctx.size,), lambda mesh: fully_sharded(tasks, mesh))
 
 
 @step
@@ -147,12 +197,16 @@ def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: 
 
 
 @step
-def mixed_precision(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def mixed_precision(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, micro_batches: int
+) -> dict[str, Any]:
     """bf16 parameters and gradients, fp32 masters and Adam on this rank's shard: per parameter 2 + 2 + 12/w
     bytes held, 4 bytes reduce-scattered (in fp32) and 2 all-gathered (arXiv:1910.02054, section 3.1).
+    Micro-batches add up in fp32: 4 bytes more held, and the same exchanged once.
     """
     task = Task(ctx, width, layers, rows, steps)
-    told = answer(study(ctx, mixed_zero1(task)))
+    added = mixed_zero1(replace(task, micro_batches=micro_batches), "accumulated")
+    told = answer(study(ctx, mixed_zero1(task)), study(ctx, added))
     return {**told, **sent_sharded(task, 1, WIDE.itemsize, TRAINED.itemsize)}
 
 
@@ -170,11 +224,14 @@ def deepspeed(
 
 
 @step
-def recompute(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
-    """DDP with activation checkpointing: the same traffic as DDP, gradients equal to those without, bit for
-    bit, and per block n d saved elements in place of 9 n d (arXiv:1604.06174; derived in `recompute`).
+def recompute(
+    ctx: Context, *, width: int, layers: int, rows: int, steps: int, dropout: float
+) -> dict[str, Any]:
+    """DDP with activation checkpointing of blocks with dropout: the same traffic as DDP, gradients equal to
+    those without checkpointing, bit for bit, so that the masks are the same when they are drawn again, and
+    per block n d saved elements in place of 10 n d (arXiv:1604.06174; derived in `recompute`).
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Dropping(ctx, width, layers, rows, steps, dropout=dropout)
     less, kept = (study(ctx, technique) for technique in recomputed(task))
     told = answer(less, kept)
     for dtype, run in less.runs.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import formulas, parallel, patterns
+from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case
 from thresholds.hardware import Model
 
@@ -17,6 +17,7 @@ MOST_PARTS = 8  # of the batch at the size of training, each as long as one rank
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
+REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
 
 
 def case(step: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
@@ -32,18 +33,19 @@ def of_deepspeed(stage: int) -> Case:
     return Case("zero.deepspeed", words, parameters, selectors, weight=16.0, shared=True, engine="deepspeed")
 
 
+HYBRID = case("zero.hsdp")
 STEPS = [
     case("zero.ddp", micro_batches=4),
-    case("zero.zero1"),
-    case("zero.zero2", **DEEP),
-    case("zero.zero3", **DEEP),
-    case("zero.fsdp", **DEEPER),
+    case("zero.zero1", **REAL),
+    case("zero.zero2", **DEEP, **REAL),
+    case("zero.zero3", **DEEP, **REAL),
+    case("zero.fsdp", **DEEPER, **REAL),
     case("zero.fsdp_prefetch", **DEEPER, speed=FAST),
     case("zero.fsdp_mixed"),
-    case("zero.hsdp"),
+    HYBRID,
     case("zero.zero_redundancy"),
-    case("zero.mixed_precision"),
-    case("zero.recompute"),
+    case("zero.mixed_precision", micro_batches=2),
+    case("zero.recompute", dropout=0.5),
 ]
 
 PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
@@ -90,6 +92,12 @@ def test_traffic_is_the_closed_form(check: Check) -> None:
 @over(TRAINED, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the share that the paper says."""
+    check.run()
+
+
+@over([HYBRID], INSIDE, NETWORK, ask=requests.step, judges=[placement.judge])
+def test_shards_are_where_they_should_be(check: Check) -> None:
+    """Parameters are gathered inside a node, and what is left of gradients is added up across nodes."""
     check.run()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +26,7 @@ from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
+from suites.zero import clipping
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
@@ -38,7 +39,8 @@ class Task:
     """A model and its data. `width` is rounded up to a multiple of the ranks, so that nothing is padded.
 
     On a GPU it is one of 8 as well: where a flat buffer's parts begin at odd places, matrix products of bf16
-    are rounded otherwise than those of fresh weights.
+    are rounded otherwise than those of fresh weights. Engines that add up gradients take a rank's rows in
+    `micro_batches`.
     """
 
     ctx: Context
@@ -46,6 +48,8 @@ class Task:
     layers: int
     rows: int
     steps: int
+    micro_batches: int = 1
+    clip: float = 0.0  # the largest norm of all gradients; 0: any
 
     def __post_init__(self) -> None:
         """Refuse what does not fit.
@@ -76,6 +80,10 @@ class Task:
                 weight.copy_(drawn.to(TRAINED))
         return model.to(self.ctx.device, dtype)
 
+    def reference(self, dtype: torch.dtype) -> nn.Sequential:
+        """The model that one rank trains alone, on the rows of all."""
+        return self.model(dtype)
+
     def _blocks(self) -> nn.Sequential:
         return nn.Sequential(*(Mlp(self.columns, 2 * self.columns) for _ in range(self.layers)))
 
@@ -105,10 +113,17 @@ class Task:
         x, y = self.batch(number, dtype)
         return self.own(x), self.own(y)
 
+    def pieces(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
+        """Inputs and targets of every micro-batch, and whether it is the last."""
+        pairs = list(zip(x.chunk(self.micro_batches), y.chunk(self.micro_batches), strict=True))
+        for number, (own, wanted) in enumerate(pairs, 1):
+            yield number == len(pairs), own, wanted
+
     def losses(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Each rank's loss, of what all their rows give."""
-        pairs = zip(torch.split(output.detach(), self.rows), torch.split(y, self.rows), strict=True)
-        return torch.stack([loss_of(*pair) for pair in pairs])
+        """Each rank's loss, the mean of its micro-batches', of what all their rows give."""
+        rows = self.rows // self.micro_batches
+        pairs = zip(torch.split(output.detach(), rows), torch.split(y, rows), strict=True)
+        return torch.stack([loss_of(*pair) for pair in pairs]).view(self.ctx.size, -1).double().mean(1)
 
     @property
     def elements(self) -> int:
@@ -137,6 +152,7 @@ class Engine(ABC):
     """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
 
     model: nn.Sequential
+    optimizer: torch.optim.Optimizer
     updates: Updates
 
     @abstractmethod
@@ -193,10 +209,12 @@ class Trained(Technique[AnEngine]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train from the start."""
         engine = self.make(dtype)
+        norms = clipping.clip(engine.optimizer, self.task.clip)
         updates = None if seen.watched else Updates(engine.updated(), self.rule)
         if updates is not None:
             engine.updates = updates
-        return Left(follow(self.task, engine, dtype, seen, updates), engine)
+        found = follow(self.task, engine, dtype, seen, updates)
+        return Left({**found, **clipping.of_norms(norms)}, engine)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train on the big batch, alone."""
@@ -207,12 +225,12 @@ class Trained(Technique[AnEngine]):
         return part_of(self.task, whole, kept)
 
     def summands(self, what: str) -> int:
-        """All ranks add up their gradients."""
-        return self.task.ctx.size if what == "grads" else 2
+        """All ranks add up their gradients, of every micro-batch."""
+        return self.task.ctx.size * self.task.micro_batches if what == "grads" else 2
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What a step issues among all ranks."""
-        return [Form(self.issued(dtype.itemsize))]
+        return [Form({**self.issued(dtype.itemsize), **clipping.issued(self.task.clip, dtype)})]
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """What the engine holds when it has trained."""
@@ -234,6 +252,7 @@ class Trained(Technique[AnEngine]):
 def part_of(task: Task, whole: Named, engine: Engine) -> Named:
     """What a rank and its engine are to have of whole results."""
     found = {"loss": whole["loss"][:, task.ctx.rank], "forward": task.own(whole["forward"])}
+    found |= {"norm": whole["norm"]} if task.clip else {}
     for kind in ("grad", "param"):
         found |= of_kind(kind, engine.part(_kind(kind, whole)))
     return found
@@ -260,9 +279,9 @@ def follow(
 
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the big batch, alone."""
-    model = task.model(dtype)
+    model = task.reference(dtype)
     optimizer = optimizer_of(list(model.parameters()))
-    losses = []
+    losses, norms = [], []
     for number in range(task.steps):
         x, y = task.batch(number, dtype)
         optimizer.zero_grad()
@@ -272,9 +291,10 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
             outputs.append(model(one))
             torch.autograd.backward(loss_of(outputs[-1], target) / pieces)
         losses.append(task.losses(torch.cat(outputs), y))
+        norms += clipping.clip_alone(model, task.clip)
         optimizer.step()
     grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
-    return whole_results(task, model, losses, grads)
+    return {**whole_results(task, model, losses, grads), **clipping.of_norms(norms)}
 
 
 def whole_results(task: Task, model: nn.Module, losses: list[torch.Tensor], grads: Named) -> Named:

@@ -28,10 +28,16 @@ _MEBI = 1 << 20
 
 
 class Replicated(Engine):
-    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients."""
+    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients.
+
+    Ranks start from different weights: those of rank 0 must win.
+    """
 
     def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
         self.model = task.model(dtype)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.mul_(1 + task.ctx.rank / task.ctx.size)
         self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=bucket_bytes / _MEBI)
         self.micro_batches = micro_batches
         self.optimizer = self.make_optimizer()
@@ -80,7 +86,7 @@ class FullySharded(Engine):
     """fully_shard around each block and the whole; parameters are cut along their first dimension."""
 
     def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
-        self.model = task.model(dtype)
+        self.task, self.model = task, task.model(dtype)
         self.mesh = mesh
         for module in (*self.model, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
@@ -92,13 +98,16 @@ class FullySharded(Engine):
         return MixedPrecisionPolicy()
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Gathering and reducing is fully_shard's own business."""
+        """Gathering and reducing is fully_shard's own business, with every micro-batch."""
         self.optimizer.zero_grad()
-        loss = loss_of(self.model(x), y)
-        self.live_bytes = self.unsharded_bytes()
-        torch.autograd.backward(loss)
+        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        for _, own, wanted in self.task.pieces(x, y):
+            loss = loss_of(self.model(own), wanted) / self.task.micro_batches
+            self.live_bytes = self.unsharded_bytes()
+            torch.autograd.backward(loss)
+            total += loss.detach()
         self.optimizer.step()
-        return loss
+        return total
 
     def unsharded_bytes(self) -> int:
         """Bytes of the parameters that stand there whole now."""

@@ -11,6 +11,7 @@ from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
 from tests.teeth.patches.mesh import (
     backwards,
+    counted_twice,
     elsewhere,
     every_time,
     exchanged,
@@ -24,6 +25,7 @@ from tests.teeth.patches.mesh import (
     turned,
     unscaled,
 )
+from tests.teeth.patches.training import clipped_late, own_norm
 from tests.teeth.patches.zero import flipped_always, of, rotated, summed
 
 _LESS = {"layers": 1, "rows": 1}
@@ -102,5 +104,10 @@ BUGS: list[Bug] = [
             ("mesh.fsdp_cp", "all_gather_single", 3, 2),
         )
     ),
+    _bug("mesh.fsdp_tp", "whole weights count twice in the norm", counted_twice, "parity"),
+    _bug("mesh.fsdp_tp", "norm of the local shard alone", own_norm, "parity", "traffic"),
+    _bug("mesh.fsdp_tp", "clipped after the update", clipped_late, "parity"),
+    _bug("mesh.pp_fsdp_tp", "norm of the own stage alone", own_norm, "parity", "traffic", size=2),
+    _bug("mesh.fsdp_cp", "norm of the local shard alone", own_norm, "parity", "traffic", size=2),
     *MIXTURE,
 ]

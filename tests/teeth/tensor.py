@@ -9,7 +9,7 @@ from torch.distributed import _functional_collectives as funcol
 from torch.distributed import _symmetric_memory as symmetric
 from torch.distributed.tensor.parallel import RowwiseParallel, style
 
-from suites.tensor.test_tensor import BLOCK, HEADS, LAYER
+from suites.tensor.test_tensor import BLOCK, HALF, HEADS, LAYER
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.patches import narrow
 from tests.teeth.patches.memory import inputs_copied, kept_whole, weights_kept_whole
@@ -23,6 +23,7 @@ from tests.teeth.patches.tensor import (
     averaged,
     backward,
     coarse,
+    drawn,
     dropped,
     first_shard,
     flipped_once,
@@ -52,6 +53,7 @@ from tests.teeth.patches.tensor import (
 COLUMN = {**LAYER, "features": 96, "gather": True}
 ROW = {**LAYER, "features": 96, "split": True}
 MLP = {**LAYER, "hidden": 96}
+DROPPING = {**LAYER, "hidden": 64, "dropout": HALF}
 SHARED = {**HEADS, "replicate": True}
 WORDS = {**LAYER, "words": 96}
 
@@ -68,6 +70,7 @@ SPOILED = instead(symmetric, GATHERED, low_bit_of_what_is_gathered)
 ALONE = instead(symmetric, SUMMED, own_product)
 FIRST_WORD = method(Tensor, "__ge__", not_the_first)
 SEQUENCE = kept_whole(lambda tensor: tensor.dim() == 3)
+SAME, DIFFERENT = drawn(-1, lambda features: features != 48), drawn(1, lambda features: features == 48)
 OWN = instead(funcol, "reduce_scatter_single", own_part)
 BUGS = [
     Bug("dX is not reduced", "tensor.column", COLUMN, dropped(backward), BOTH),
@@ -81,6 +84,9 @@ BUGS = [
     Bug("a low bit flipped once", "tensor.mlp", MLP, flipped_once, ("repeat",)),
     Bug("bf16 cut off", "tensor.mlp", MLP, narrow.of("all_reduce", narrow.truncated), ("wrong",)),
     Bug("bf16 cut off", "tensor.sequence", BLOCK, narrow.of(SCATTER, narrow.truncated), ("wrong",)),
+    Bug("all ranks draw the same hidden mask", "tensor.mlp_dropout", DROPPING, SAME, PARITY),
+    Bug("ranks draw different output masks", "tensor.mlp_dropout", DROPPING, DIFFERENT, PARITY),
+    Bug("g without its all_reduce", "tensor.mlp_dropout", DROPPING, dropped(always), BOTH),
     Bug("shared heads' gradients not added", "tensor.attention", SHARED, dropped(of_a_part), BOTH),
     Bug("every rank takes the first heads", "tensor.attention", SHARED, FIRST, PARITY),
     Bug("largest logit of the own words", "tensor.vocabulary", WORDS, dropped(maximum), BOTH),

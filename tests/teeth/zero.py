@@ -10,6 +10,20 @@ from suites.zero.test_zero import DEEPSPEED, OVERLAP, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, replaced
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
+from tests.teeth.patches.mesh import elsewhere
+from tests.teeth.patches.tensor import drawn
+from tests.teeth.patches.training import (
+    added,
+    added_in_bf16,
+    averaged,
+    clipped_before_reduced,
+    clipped_late,
+    last_alone,
+    last_rank,
+    last_shard_alone,
+    own_norm,
+    start,
+)
 from tests.teeth.patches.zero import (
     bf16_hook,
     checkpointed,
@@ -18,6 +32,7 @@ from tests.teeth.patches.zero import (
     dropped_in_groups,
     flipped_always,
     for_good,
+    generator_lost,
     hooked,
     kept_when_prefetched,
     kept_whole,
@@ -124,6 +139,31 @@ _MEMORY = [
     _bug("zero.fsdp", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
     _bug("zero.fsdp_prefetch", "never resharded", kept_whole, "traffic", "memory"),
     _bug("zero.fsdp_mixed", "never resharded", kept_whole, "traffic", "memory"),
+]
+_START = [
+    _bug("zero.ddp", "initial weights not broadcast", start(dropped), "parity"),
+    _bug("zero.ddp", "initial weights of the last rank", start(last_rank), "parity"),
+    _bug("zero.recompute", "initial weights not broadcast", start(dropped), "parity"),
+    _bug("zero.zero_redundancy", "initial weights not broadcast", start(dropped), "parity"),
+    _bug("zero.hsdp", "nodes interleaved", elsewhere, "placement", size=4),
+]
+_REAL = [
+    *(
+        _bug(f"zero.{step}", name, patch, *red)
+        for step in ("zero1", "zero2", "zero3", "fsdp")
+        for name, patch, red in (
+            ("norm of the local shard alone", own_norm, ("parity", "traffic")),
+            ("clipped after the update", clipped_late, ("parity",)),
+            ("clipped before the reduction", clipped_before_reduced, ("parity",)),
+        )
+    ),
+    *(
+        _bug(f"zero.{step}", name, added(change), "parity")
+        for step in ("zero2", "zero3", "mixed_precision")
+        for name, change in (("last micro-batch alone", last_alone), ("averaged again", averaged))
+    ),
+    _bug("zero.mixed_precision", "added up in bf16", added(added_in_bf16), "parity"),
+    _bug("zero.fsdp", "last micro-batch alone", last_shard_alone, "parity"),
 ]
 _CAST = [
     _bug("zero.fsdp_mixed", "reduced in bf16", policy(reduce_dtype=None), "parity", "traffic"),
@@ -244,6 +284,8 @@ BUGS = [
     ),
     _bug("zero.mixed_precision", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
     _bug("zero.mixed_precision", "no all-gather", of("all_gather_single", dropped), "traffic", "wrong"),
+    _bug("zero.recompute", "generator not restored", checkpointed(generator_lost), "parity"),
+    _bug("zero.recompute", "other masks on rank 1 alone", drawn(1, lambda _: True), "parity"),
     _bug("zero.recompute", "nothing recomputed", checkpointed(not_at_all), "memory"),
     _bug("zero.recompute", "input kept in bf16", checkpointed(narrow_input), "parity"),
     _bug("zero.recompute", "second forward differs", checkpointed(other_input), "parity"),
@@ -252,6 +294,8 @@ BUGS = [
     *_TRANSIENTS,
     *_MEMORY,
     *_CAST,
+    *_START,
+    *_REAL,
     *_DEEPSPEED,
     *_TRAINED,
 ]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import pipelining
 
-from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.calibrated import calibrated_work
 from suites.pipeline import steps
 from suites.pipeline.recorder import Held
@@ -231,3 +231,13 @@ def _said_of_bits(ctx: Context) -> list[bool]:
 
 def test_where_products_promise_no_bits_parity_is_near() -> None:
     assert run_world(2, _said_of_bits) == [[False, True]] * 2
+
+
+def test_a_schedule_that_torch_does_not_have_yet_is_not_applicable() -> None:
+    def without(ctx: Context) -> str:
+        del pipelining.ScheduleDualPipeV
+        with pytest.raises(Unsupported) as refused:
+            steps.dualpipev(ctx, **QUICK)
+        return str(refused.value)
+
+    assert all("has no ScheduleDualPipeV" in said for said in run_world(2, without))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study.overlap import STAGE_S
+from suites.zero import wrapped
 from suites.zero.answers import replicas
-from suites.zero.test_zero import OVERLAP, STEPS
-from tests.fixtures.ranks.gloo_world import context
-from tests.suites.parallel import assert_green
+from suites.zero.test_zero import HYBRID, OVERLAP, STEPS
+from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.parallel import assert_green, load, red
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
 
@@ -35,3 +45,28 @@ def test_a_node_is_a_replica_where_nodes_are_of_one_size() -> None:
     assert replicas(placed) == (2, 3)
     assert replicas(context(0, 3)) == (1, 3)
     assert replicas(context(0, 2)) == (1, 2)
+
+
+def transposed(kind: str, ranks: torch.Tensor, **kwargs: Any) -> DeviceMesh:
+    """Rows of ranks become columns."""
+    return DeviceMesh(kind, ranks.t().contiguous(), **kwargs)
+
+
+@pytest.mark.parametrize(("exchanged", "parts"), [(False, []), (True, ["placement"])])
+def test_shards_across_nodes_and_replicas_inside_are_in_the_wrong_place(
+    exchanged: bool, parts: list[str]
+) -> None:
+    """Nothing but the place is wrong then: results, traffic and memory are the same."""
+    load([HYBRID.step])
+
+    def on_two_nodes(ctx: Context) -> dict[str, Any]:
+        ctx.hosts = ["a", "a", "b", "b"]
+        with (
+            mock.patch.object(socket, "gethostname", return_value=ctx.hosts[ctx.rank]),
+            mock.patch.object(wrapped, "DeviceMesh", transposed if exchanged else DeviceMesh),
+        ):
+            return REGISTRY[HYBRID.step](ctx, **HYBRID.parameters)
+
+    found = red(HYBRID.step, run_world(4, on_two_nodes), HYBRID.parameters)
+    assert list(found) == parts
+    assert all("axis shard of ranks 0, 2 crosses a, b" in sentence for sentence in found.values())

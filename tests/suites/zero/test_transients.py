@@ -17,7 +17,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, Run, run_once, same
 from suites.zero.answers import replicated
 from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.mixed import mixed_zero1
-from suites.zero.recompute import recomputed
+from suites.zero.recompute import Dropping, recomputed
 from suites.zero.training import Task, Trained
 from suites.zero.wrapped import FullySharded, ShardedOptimizer, on_mesh
 from tests.fixtures.ranks.gloo_world import run_world
@@ -45,7 +45,7 @@ FLAT: dict[str, tuple[Make, torch.dtype]] = {
 BUCKETS: dict[str, Make] = {
     "ddp": replicated,
     "no_sync": lambda task: replicated(task, micro_batches=2),
-    "recompute": lambda task: recomputed(task)[0],
+    "recompute": lambda task: recomputed(Dropping(**vars(task)))[0],
     "zero_redundancy": lambda task: replicated(task, ShardedOptimizer),
 }
 SHARDS: dict[str, tuple[tuple[int, ...], bool]] = {

@@ -252,3 +252,18 @@ def own_product(original: Any, *args: Any) -> Tensor:
 def not_the_first(original: Any, self: Tensor, other: Any) -> Tensor:
     """Leave the lowest whole number out."""
     return original(self, other if self.is_floating_point() else other + 1)  # type: ignore[no-any-return]
+
+
+def drawn(shift: int, choice: Callable[[int], bool]) -> Patch:
+    """Where so many features are drawn for, a rank's seed is off by so many times its number."""
+
+    def make(original: Any) -> Callable[..., Tensor]:
+        def call(shape: Any, **kwargs: Any) -> Tensor:
+            if kwargs.get("generator") is None and choice(shape[-1]):
+                torch.manual_seed(torch.initial_seed() + shift * dist.get_rank())
+            done: Tensor = original(shape, **kwargs)
+            return done
+
+        return call
+
+    return lambda: replaced(torch, "rand", make)

@@ -255,6 +255,11 @@ def not_at_all(_original: Call) -> Call:
     return lambda function, *args, **_: function(*args)
 
 
+def generator_lost(original: Call) -> Call:
+    """Masks are drawn anew for the second forward."""
+    return lambda *args, **kwargs: original(*args, preserve_rng_state=False, **kwargs)
+
+
 def narrow_input(original: Call) -> Call:
     """What is kept for the second forward is rounded to bf16."""
 

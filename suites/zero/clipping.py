@@ -1,0 +1,67 @@
+"""Clipping by the global norm, as every real run does it: with a collective of its own before each update.
+
+The norm of all gradients is that of the whole model, sqrt(sum over ranks of the squares of what each holds),
+so one number is added up among all ranks; what several ranks hold alike counts on one of them. All are then
+scaled by min(1, c / (norm + 1e-6)) (Pascanu et al., arXiv:1211.5063, section 3.2; Megatron-Core's
+`get_grad_norm_fp32` and torch's `clip_grad_norm_`, whose 1e-6 it is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fixtures.ranks.study.driver import WIDE
+from fixtures.ranks.study.memory import local
+from fixtures.ranks.study.traffic import Expected
+
+_EPSILON = 1e-6
+Counted = Callable[[torch.Tensor], bool]  # of what several ranks hold alike it is true on one of them
+
+
+def clip(
+    optimizer: torch.optim.Optimizer, largest: float, counted: Counted = lambda _: True
+) -> list[torch.Tensor]:
+    """Clip what an optimizer is about to apply, if there is a largest norm; the list gets every norm."""
+    norms: list[torch.Tensor] = []
+
+    def before(*_: Any) -> None:  # noqa: ANN401 - the step's own
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        held = [weight.grad for weight in weights if weight.grad is not None]
+        norm = _norm_among_all([local(grad) for grad in held if counted(grad)], held[0])
+        scale = (largest / (norm + _EPSILON)).clamp(max=1.0)
+        for part in map(local, held):
+            part.mul_(scale.to(part.dtype))
+        norms.append(norm)
+
+    if largest:
+        optimizer.register_step_pre_hook(before)
+    return norms
+
+
+def clip_alone(model: torch.nn.Module, largest: float) -> list[torch.Tensor]:
+    """Clip a whole model's gradients by torch's own function, if there is a largest norm; give their norm."""
+    return [torch.nn.utils.clip_grad_norm_(model.parameters(), largest)] if largest else []
+
+
+def of_norms(norms: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Name them as a result, where there are any."""
+    return {"norm": torch.stack(norms)} if norms else {}
+
+
+def issued(largest: float, dtype: torch.dtype) -> Expected:
+    """One number among all ranks."""
+    return {"all_reduce": (1, torch.promote_types(dtype, WIDE).itemsize)} if largest else {}
+
+
+def _norm_among_all(counted: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Add up the squares of all ranks, in fp32 at least."""
+    wide = torch.promote_types(like.dtype, WIDE)
+    total = torch.zeros((), dtype=wide, device=like.device)
+    for grad in counted:
+        total += torch.linalg.vector_norm(grad, dtype=wide).square()
+    dist.all_reduce(total)
+    return total.sqrt()

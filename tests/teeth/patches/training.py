@@ -1,0 +1,110 @@
+"""What a stack could do wrong before it trains, and before it updates: replacements of torch's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.teeth.bug import Patch, replaced
+
+Call = Callable[..., Any]
+Optimizer = torch.optim.Optimizer
+
+
+def own_norm() -> AbstractContextManager[Any]:
+    """A single number is not added up: the norm is that of the local shard."""
+
+    def make(original: Call) -> Call:
+        return lambda tensor, *args, **kwargs: original(tensor, *args, **kwargs) if tensor.dim() else None
+
+    return replaced(dist, "all_reduce", make)
+
+
+def clipped_late() -> AbstractContextManager[Any]:
+    """Gradients are clipped when they have been applied."""
+    return replaced(Optimizer, "register_step_pre_hook", lambda _: Optimizer.register_step_post_hook)
+
+
+@contextmanager
+def clipped_before_reduced() -> Iterator[None]:
+    """From the first time that anything is to be clipped, each rank clips its own gradients of a block."""
+    seen = {"clips": False}
+
+    def register(original: Call) -> Call:
+        def call(self: Optimizer, hook: Call) -> Any:
+            seen["clips"] = True
+            return original(self, hook)
+
+        return call
+
+    def reduce(original: Call) -> Call:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            whole = kwargs["input"] if "input" in kwargs else args[1]
+            if seen["clips"] and whole.is_floating_point():
+                whole.mul_((1 / whole.norm()).clamp(max=1))
+            return original(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as planted:
+        planted.enter_context(replaced(Optimizer, "register_step_pre_hook", register))
+        planted.enter_context(replaced(dist, "reduce_scatter_single", reduce))
+        yield
+
+
+def added(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Patch:
+    """What is added to a tensor in place, as it is, becomes something else; optimizers add multiples."""
+
+    def replace(original: Call) -> Call:
+        def call(self: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+            if kwargs or not isinstance(other, torch.Tensor):
+                return original(self, other, **kwargs)
+            return self.copy_(make(self, other))
+
+        return call
+
+    return lambda: replaced(torch.Tensor, "add_", replace)
+
+
+def last_alone(_before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    return last
+
+
+def averaged(before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Micro-batches, which are averaged as it is, are averaged again."""
+    return (before + last) / 2
+
+
+def added_in_bf16(before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    return (before + last).to(torch.bfloat16).to(before.dtype)
+
+
+def last_shard_alone() -> AbstractContextManager[Any]:
+    """fully_shard keeps the shard that was reduced last."""
+
+    def make(original: Call) -> Call:
+        def add(self: torch.Tensor, other: Any) -> torch.Tensor:
+            done: torch.Tensor = self.copy_(other) if self.dim() else original(self, other)
+            return done
+
+        return add
+
+    return replaced(torch.Tensor, "__iadd__", make)
+
+
+def start(make: Callable[[Call], Call]) -> Patch:
+    """Replace what gives every rank the first one's weights."""
+    return lambda: replaced(dist, "_broadcast_coalesced", make)
+
+
+def last_rank(original: Call) -> Call:
+    """Those of the last rank win."""
+
+    def call(group: Any, tensors: Any, size: int, _source: int) -> Any:
+        return original(group, tensors, size, dist.get_world_size() - 1)
+
+    return call
