@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -142,9 +143,12 @@ class Backward:
         stack.lengths = uneven(self.ctx.rank, len(stack.lengths), stage_s)
 
         def one_by_one() -> None:
-            for seconds, buffer in zip(stack.lengths, buffers, strict=True):
-                stack.pace.spend(seconds)
-                dist.all_reduce(buffer)
+            # With other buckets than were asked for the traffic is red, and the time is taken all the same.
+            for seconds, buffer in zip_longest(stack.lengths, buffers):
+                if seconds is not None:
+                    stack.pace.spend(seconds)
+                if buffer is not None:
+                    dist.all_reduce(buffer)
 
         runs = partial(self.run, exchange=False), one_by_one, self.run
         return beside_one_by_one(self.ctx, runs, overlap.ROUNDS, self._keep)

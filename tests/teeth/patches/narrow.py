@@ -62,13 +62,17 @@ def all_but_the_first(original: Call) -> Call:
 
 
 def second_lost_on_rank_1(original: Call) -> Call:
-    """Of every run rank 1 loses its second update."""
+    """Of every run rank 1 loses its second update: it takes part in all that a step exchanges."""
 
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         # Counted on the optimizer itself: another one may have its id when it is gone.
         number = next(vars(self).setdefault("counted_steps", itertools.count(1)))
-        if number != 2 or dist.get_rank() != 1:
-            original(self, *args, **kwargs)
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        before = [weight.detach().clone() for weight in weights]
+        original(self, *args, **kwargs)
+        if number == 2 and dist.get_rank() == 1:
+            for weight, old in zip(weights, before, strict=True):
+                weight.data.copy_(old)
 
     return step
 
