@@ -26,8 +26,14 @@ _LOW_HALF = ~0xFFFF  # bf16 is the upper half of fp32
 
 
 def step_of(optimizer: type[torch.optim.Optimizer], make: Maker) -> Patch:
-    """Replace the step of an optimizer."""
-    return lambda: replaced(optimizer, "step", make)
+    """Replace the step of an optimizer; torch would call the hooks of an unmarked one twice."""
+
+    def marked(original: Call) -> Call:
+        step = make(original)
+        step.hooked = getattr(original, "hooked", False)  # type: ignore[attr-defined]
+        return step
+
+    return lambda: replaced(optimizer, "step", marked)
 
 
 def of_bf16_weights(make: Maker) -> Maker:
