@@ -56,10 +56,28 @@ class Limited(Technique[TwoHops]):
         return {"tokens at experts": right, "sums at home": home}
 
     def beside(self, dtype: torch.dtype, run: Run[TwoHops]) -> Entries:
-        """A token went to few enough nodes."""
+        """A token went to few enough nodes, and to the experts of the rule written out."""
         widest = visited(self.chosen, self.shape.experts, self.nodes).sum(1).max()
         most = torch.full_like(widest, self.most)
-        return [parity.equal("nodes of a token", widest.clamp(min=self.most), most)]
+        return [
+            parity.equal("nodes of a token", widest.clamp(min=self.most), most),
+            parity.local(parity.equal("experts of a token", self.chosen, self.by_rule().to(self.ctx.device))),
+        ]
+
+    def by_rule(self) -> Tensor:
+        """The experts of this rank's tokens, token by token and without tensors.
+
+        A node is worth the sum of a token's two highest scores among its experts; the best experts of the
+        best nodes are chosen (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.2).
+        """
+        each = self.shape.experts // self.nodes.count
+        found = []
+        for scores in preference("even", self.ctx.seed, self.ctx.rank, self.shape).tolist():
+            groups = [range(node * each, (node + 1) * each) for node in range(self.nodes.count)]
+            groups.sort(key=lambda group: -sum(sorted((scores[one] for one in group), reverse=True)[:2]))
+            allowed = [one for group in groups[: self.most] for one in group]
+            found.append(sorted(allowed, key=lambda one: -scores[one])[: self.shape.top_k])
+        return torch.tensor(found)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Counts for n ranks and E experts, rows of both hops, and as many rows back without the experts."""

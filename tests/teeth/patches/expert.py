@@ -169,6 +169,15 @@ def nothing(real: Call) -> Call:
     return lambda tensor, *args, **kwargs: tensor
 
 
+def best_alone(real: Call) -> Call:
+    """Of the two best experts of a group only the best."""
+
+    def topk(tensor: torch.Tensor, count: int, *args: Any, **kwargs: Any) -> Any:
+        return real(tensor, 1 if kwargs.get("dim") == 2 else count, *args, **kwargs)
+
+    return topk
+
+
 def flipped(tensor: torch.Tensor) -> torch.Tensor:
     """The lowest bit of the first word of integers that rank 0 sends; counts are left alone."""
     if tensor.is_floating_point() or tensor.numel() <= _MOST_COUNTS or dist.get_rank():
