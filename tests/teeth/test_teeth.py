@@ -19,7 +19,7 @@ WITHOUT = {"nodes", "collectives", "selfcheck"}
 LEAST_OF_A_STEP = 2
 LEAST_IN_ALL = 40
 # Mesh takes four minutes where others take one, in the largest worlds. What is late is told by the clock.
-MARKS = {"mesh": [pytest.mark.long], "time": [pytest.mark.alone]}
+MARKS = {"mesh": [pytest.mark.long], "time": [pytest.mark.quiet]}
 
 
 @pytest.mark.parametrize("family", [pytest.param(one, marks=MARKS.get(one, [])) for one in FAMILIES])
