@@ -89,8 +89,9 @@ class Blame:
 
     @property
     def of_a_path(self) -> bool:
-        """Whether this names what lies between two nodes, in one direction or both."""
-        return self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
+        """Whether a search, or a proof, names what lies between two nodes; what a hang shows is a sign."""
+        sure = self.proved or self.confidence is not None
+        return sure and self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
 
     @property
     def convicts(self) -> bool:

@@ -45,7 +45,9 @@ def records_of(pair: CheckRecord, nodes: tuple[str, ...] = THREE) -> list[Record
 
 ONCE = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive")
 FOUR = (*THREE, "gpu04")
-BETWEEN = Blame(BlameKind.PATH, ("gpu02", "gpu03"), "the path between gpu02 and gpu03 is slow")
+BETWEEN = Blame(
+    BlameKind.PATH, ("gpu02", "gpu03"), "the path between gpu02 and gpu03 is slow", confidence=0.99
+)
 NEXT = repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(replace(NIC, nodes=("gpu03",)),))
 
 
@@ -64,6 +66,12 @@ NEXT = repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(replace(NIC, nod
         (failed(repeat(("gpu01", "gpu04")), nodes=FOUR, blame=(BETWEEN,)), "auua"),
         (failed(repeat(("gpu01", "gpu02", "gpu04")), nodes=FOUR, blame=(BETWEEN,)), "auua"),
         (failed(repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(BETWEEN, NIC)), "araa"),
+        (
+            failed(
+                repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(replace(BETWEEN, confidence=None),)
+            ),
+            "auaa",
+        ),
     ],
 )
 def test_survivors_rest_on_the_repeat_and_culprits_on_the_failure(pair: CheckRecord, expected: str) -> None:
