@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -58,17 +58,27 @@ def narrow_model(original: Call) -> Call:
     return to
 
 
-def no_masters() -> AbstractContextManager[Any]:
-    """What is to be widened to fp32 stays as it is."""
+@contextmanager
+def no_masters() -> Iterator[None]:
+    """What is to be kept wide, masters and sums of gradients, is kept in bf16."""
 
-    def make(original: Call) -> Call:
+    def of_masters(original: Call) -> Call:
         def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             narrow = self.dtype is torch.bfloat16 and torch.float32 in args
             return self if narrow else original(self, *args, **kwargs)
 
         return to
 
-    return replaced(torch.Tensor, "to", make)
+    def of_sums(original: Call) -> Call:
+        def zeros_like(like: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            narrow = like.dtype is torch.bfloat16
+            zeros: torch.Tensor = original(like, **{**kwargs, "dtype": like.dtype} if narrow else kwargs)
+            return zeros
+
+        return zeros_like
+
+    with replaced(torch.Tensor, "to", of_masters), replaced(torch, "zeros_like", of_sums):
+        yield
 
 
 def unfreed_after(count: int) -> Patch:
