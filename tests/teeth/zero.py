@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
-from suites.zero.test_zero import DEEPSPEED, OVERLAP, STEPS
+from suites.zero.test_zero import DEEPSPEED, OVERLAP, REAL, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, replaced
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
@@ -82,6 +83,13 @@ def of_model(make: Maker) -> Patch:
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
     return Bug(name, step, _PARAMETERS[step], patch, red, size)
+
+
+def _plain(bug: Bug) -> Bug:
+    """What is not about micro-batches and clipping shows without them, in half of the time."""
+    if bug.step not in ("zero.zero1", "zero.zero2", "zero.zero3", "zero.fsdp"):
+        return bug
+    return replace(bug, parameters={key: bug.parameters[key] for key in bug.parameters.keys() - REAL.keys()})
 
 
 # One lowest bit, once, in each kind of exchange: in the first run in fp64, or (`late`) in one in bf16.
@@ -233,7 +241,7 @@ _TRAINED = [
         "wrong",
     ),
 ]
-BUGS = [
+_USUAL = [
     _bug(
         "zero.ddp", "no_sync synchronises", ddp("no_sync", lambda _: lambda _self: nullcontext()), "traffic"
     ),
@@ -295,7 +303,6 @@ BUGS = [
     *_MEMORY,
     *_CAST,
     *_START,
-    *_REAL,
     *_DEEPSPEED,
-    *_TRAINED,
 ]
+BUGS = [*map(_plain, _USUAL), *_REAL, *_TRAINED]
