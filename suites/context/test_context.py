@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
+from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
 from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
 MOST_PARTS = 8  # of the sequence at the size of training, each as long as one rank's in a small world
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
-
-
-def case(step: str, *words: str, **parameters: int) -> Case:
-    """Make one case; its first word is the step's."""
-    name = step.partition(".")[2]
-    return Case(step, (name, *words), parameters, {"step": step}, shared=True)
-
-
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
+quick = partial(case_of, weight=1.0)
 CONTEXT = [
-    case("context.ring", "odd", **ODD, heads=1, causal=True),
-    case("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True),
-    case("context.all_gather_kv", "causal", **SIZES, causal=True),
-    case("context.all_gather_kv", "full", **SIZES, causal=False),
-    case("context.ring", "causal", **SIZES, causal=True),
-    case("context.ring", "full", **SIZES, causal=False),
-    case("context.zigzag", "causal", **SIZES),
-    case("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True),
-    case("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
-    case("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
+    quick("context.ring", "odd", **ODD, heads=1, causal=True),
+    quick("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True),
+    quick("context.all_gather_kv", "causal", **SIZES, causal=True),
+    quick("context.all_gather_kv", "full", **SIZES, causal=False),
+    quick("context.ring", "causal", **SIZES, causal=True),
+    quick("context.ring", "full", **SIZES, causal=False),
+    quick("context.zigzag", "causal", **SIZES),
+    quick("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True),
+    quick("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
+    quick("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
 ]
 RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag")]
 
@@ -60,13 +55,7 @@ def _tokens(model: Model, ranks: int) -> int:
     return max(min(model.sequence, MOST_PARTS * model.sequence // ranks) // 2, 1) * 2
 
 
-def at_size(step: str, scaled: Scaled, **parameters: int) -> Case:
-    """Plan a step once at the size of training, with fused attention."""
-    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
-    return Case(step, words, parameters, selectors, weight=4.0, scaled=scaled)
-
-
-AT_SIZE = [
+AT_SIZE = [  # with fused attention
     at_size("context.all_gather_kv", of_ring, causal=True),
     at_size("context.ring", of_ring, causal=True),
     at_size("context.zigzag", of_ring),

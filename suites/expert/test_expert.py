@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, Case, at_size, case_of
 from thresholds.hardware import Model
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
@@ -31,7 +32,7 @@ SIZES = {
     "low_latency": {"cpu": [8, 256, 4], "cuda": [128, 7168, 8]},
 }
 TIMED = {"iterations": 20, "budget_s": 1.0}
-APART = {
+APART: dict[str, Any] = {
     "routing": "skewed",
     "tokens_per_batch": 8,
     "hidden": 48,
@@ -45,83 +46,65 @@ KIB = 1 << 10
 EDGES = {kind: [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB] for kind in ("cpu", "cuda")}
 
 
-def case(step: str, word: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
-    """Plan a step of this suite; `word` tells its variants apart."""
-    words = tuple(part for part in (step.partition(".")[2], word) if part)
-    return Case(step, words, parameters, {"step": step}, weight=4.0, shared=True)
-
-
-def sized(step: str, entry: str, /, **parameters: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+def sized(step: str, entry: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
     """Plan a step whose sizes are an entry of the hardware file where there is one."""
-    return replace(case(step, "" if entry == "m2n" else entry, **parameters), sized=entry)
+    case = case_of(step, entry, sizes=SIZES[entry], experts_per_rank=8, **TIMED, **more)
+    return replace(case, sized=entry)
 
 
-TOKENS = [case("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
+TOKENS = [case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
 # In words of 16 bytes something is left of a row of 47 numbers.
 ODD = [
-    case("expert.parity", "odd", routing="skewed", hidden=47, inner=23, **{**LAYER, "tokens_per_rank": 13})
+    case_of("expert.parity", "odd", routing="skewed", hidden=47, inner=23, **{**LAYER, "tokens_per_rank": 13})
 ]
-PARITY = [case("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
-GROUPS = [case("expert.group_limited", "", **LIMITED)]
-NORMAL = [sized("expert.throughput", "normal", sizes=SIZES["normal"], experts_per_rank=8, **TIMED)]
+PARITY = [case_of("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
+GROUPS = [case_of("expert.group_limited", **LIMITED)]
+NORMAL = [sized("expert.throughput", "normal")]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
-    replace(
-        sized("expert.throughput", "low_latency", sizes=SIZES["low_latency"], experts_per_rank=8, **TIMED),
-        selectors={"step": "expert.throughput at decode size"},
-    )
+    replace(sized("expert.throughput", "low_latency"), selectors={"step": "expert.throughput at decode size"})
 ]
-DIVIDED = [
-    sized("expert.groups", "normal", sizes=SIZES["normal"], group_sizes=PARTS, experts_per_rank=8, **TIMED)
-]
+DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS)]
 # M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
 PING_PONG = [
-    *(case("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
-    *(case("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART) for m, n in ((1, 3), (3, 1))),
+    *(case_of("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
+    *(
+        case_of("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART)
+        for m, n in ((1, 3), (3, 1))
+    ),
 ]
 IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
-PATTERN = [sized("expert.m2n_speed", "m2n", sizes=EDGES, **TIMED)]
-# DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes.
+PATTERN = [replace(case_of("expert.m2n_speed", sizes=EDGES, **TIMED), sized="m2n")]
+CARRIED = {"hidden": 256, "inner": 64}  # DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes
 ENGINE = [
     replace(
-        sized(
-            "expert.deepep",
-            "normal",
-            routing=kind,
-            hidden=256,
-            inner=64,
-            sizes=SIZES["normal"],
-            **LAYER,
-            **TIMED,
-        ),
-        words=("deepep", kind),
+        case_of("expert.deepep", kind, routing=kind, sizes=SIZES["normal"], **CARRIED, **LAYER, **TIMED),
+        sized="normal",
         engine="deepep",
     )
     for kind in ("balanced", "skewed")
 ]
 
 
-def at_size(word: str, routing: str, least: int) -> Case:
-    """Plan a layer once at the size of training, or with so many times fewer tokens: that of decoding."""
-
-    def scaled(model: Model, ranks: int) -> dict[str, int]:
-        each = max(model.experts // ranks, 1)
-        inner = model.hidden // 4 * model.experts // (each * ranks) // 8 * 8
-        tokens = min(model.sequence, MOST_PARTS * model.sequence // ranks) // least
-        return {
-            "tokens_per_rank": max(tokens, 1),
-            "hidden": model.hidden,
-            "inner": max(inner, 8),
-            "experts_per_rank": each,
-            "top_k": min(model.experts_per_token, each * ranks),
-        }
-
-    selectors = {"step": f"expert.parity at the size of {word}"}
-    words = ("parity", "at_size", word)
-    return Case("expert.parity", words, {"routing": routing}, selectors, weight=4.0, scaled=scaled)
+def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
+    """Give the sizes of a layer, with so many times fewer tokens."""
+    each = max(model.experts // ranks, 1)
+    inner = model.hidden // 4 * model.experts // (each * ranks) // 8 * 8
+    tokens = min(model.sequence, MOST_PARTS * model.sequence // ranks) // fewer
+    return {
+        "tokens_per_rank": max(tokens, 1),
+        "hidden": model.hidden,
+        "inner": max(inner, 8),
+        "experts_per_rank": each,
+        "top_k": min(model.experts_per_token, each * ranks),
+    }
 
 
-AT_SIZE = [at_size("training", "skewed", 1), at_size("decoding", "balanced", 32)]
+of_decoding = partial(of_training, fewer=32)
+AT_SIZE = [
+    at_size("expert.parity", of_training, "training", routing="skewed"),
+    at_size("expert.parity", of_decoding, "decoding", routing="balanced"),
+]
 ALL = [*TOKENS, *ODD, *PARITY, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
 
 

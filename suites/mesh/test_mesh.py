@@ -5,38 +5,31 @@ from __future__ import annotations
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns, placement
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
 from thresholds.hardware import Model
-
-
-def case(step: str, **parameters: float) -> Case:
-    """Plan a step of this suite."""
-    return Case(step, (step.partition(".")[2],), parameters, {"step": step}, weight=4.0, shared=True)
-
 
 CLIP = 0.25
 DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
-STEPS: list[Case] = [
-    case("mesh.fsdp_tp", **DENSE, clip=CLIP),
-    case("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP),
-    case("mesh.fsdp_cp", **DENSE, clip=CLIP),
-    case("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
+STEPS = [
+    case_of("mesh.fsdp_tp", **DENSE, clip=CLIP),
+    case_of("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP),
+    case_of("mesh.fsdp_cp", **DENSE, clip=CLIP),
+    case_of("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
 ]
 
 
-def at_size(step: str, **more: int) -> Case:
-    """Plan a step once at the size of training: half the width, in short sequences."""
-
-    def scaled(model: Model, ranks: int) -> dict[str, int]:
-        sizes = {"rows": 1, "tokens": max(model.sequence // 32, 1) * 2, "layers": 1, "steps": 2}
-        return {**sizes, "least_width": model.hidden // 2, "channels": model.hidden // model.heads}
-
-    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
-    return Case(step, words, more, selectors, weight=4.0, scaled=scaled)
+def scaled(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of a model: half the width, in short sequences."""
+    sizes = {"rows": 1, "tokens": max(model.sequence // 32, 1) * 2, "layers": 1, "steps": 2}
+    return {**sizes, "least_width": model.hidden // 2, "channels": model.hidden // model.heads}
 
 
-AT_SIZE = [at_size("mesh.fsdp_tp"), at_size("mesh.pp_fsdp_tp", per_stage=2), at_size("mesh.fsdp_cp")]
+AT_SIZE = [
+    at_size("mesh.fsdp_tp", scaled),
+    at_size("mesh.pp_fsdp_tp", scaled, per_stage=2),
+    at_size("mesh.fsdp_cp", scaled),
+]
 MIXTURE = {
     "width": 16,
     "heads": 4,
@@ -49,8 +42,8 @@ MIXTURE = {
     "steps": 2,
 }
 EXPERTS = [
-    case("mesh.ep_dp", **MIXTURE, micro_batches=2),
-    case("mesh.five_axes", **MIXTURE, micro_batches=3),
+    case_of("mesh.ep_dp", **MIXTURE, micro_batches=2),
+    case_of("mesh.five_axes", **MIXTURE, micro_batches=3),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, judging, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
 from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -25,34 +25,27 @@ EDGES: dict[str, Any] = {
 }
 
 
-def case(step: str) -> Case:
-    """Make one schedule's case."""
-    return Case(step, (step.partition(".")[2],), SIZE, {"step": step}, weight=8.0, shared=True)
-
-
 SCHEDULES = [
-    case("pipeline.gpipe"),
-    case("pipeline.one_f_one_b"),
-    case("pipeline.interleaved"),
-    case("pipeline.zero_bubble"),
-    case("pipeline.zbv"),
-    case("pipeline.dualpipev"),
+    case_of(step, **SIZE, weight=8.0)
+    for step in (
+        "pipeline.gpipe",
+        "pipeline.one_f_one_b",
+        "pipeline.interleaved",
+        "pipeline.zero_bubble",
+        "pipeline.zbv",
+        "pipeline.dualpipev",
+    )
 ]
 
 
-def at_size(step: str) -> Case:
-    """Plan a schedule once at the size of training: a quarter of the width, as all stages make one model."""
-
-    def scaled(model: Model, ranks: int) -> dict[str, int]:
-        rows = max(2 * model.sequence // model.micro_batches, 1)
-        return {**SIZE, "width": model.hidden // 4, "rows": rows}
-
-    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
-    return Case(step, words, {}, selectors, weight=8.0, scaled=scaled)
+def scaled(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of a schedule: a quarter of the width, as all stages make one model."""
+    rows = max(2 * model.sequence // model.micro_batches, 1)
+    return {**SIZE, "width": model.hidden // 4, "rows": rows}
 
 
-AT_SIZE = [at_size(case.step) for case in SCHEDULES]
-NEIGHBOURS = [Case("pipeline.edges", ("edges",), EDGES, {"step": "pipeline.edges"}, weight=4.0, shared=True)]
+AT_SIZE = [at_size(case.step, scaled, weight=8.0) for case in SCHEDULES]
+NEIGHBOURS = [case_of("pipeline.edges", **EDGES)]
 
 
 @over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.parity, parallel.repeat])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case, Scaled
+from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
 from thresholds.hardware import Model
 
 HALF = 0.5  # what is not dropped is doubled, which rounds nothing in bf16
@@ -13,32 +13,24 @@ LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
 
-
-def case(step: str, word: str = "", /, **parameters: float) -> Case:
-    """Plan a step of this suite; `word` tells its variants apart."""
-    words = (step.partition(".")[2], word) if word else (step.partition(".")[2],)
-    return Case(step, words, parameters, {"step": step}, weight=4.0, shared=True)
-
-
 STEPS = [
-    case("tensor.column", "gathered", **LAYER, features=96, gather=True),
-    case("tensor.column", "split", **LAYER, features=96, gather=False),
-    case("tensor.row", "whole", **LAYER, features=96, split=True),
-    case("tensor.row", "split", **LAYER, features=96, split=False),
-    case(
-        "tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96
-    ),  # in words of 16 bytes something is left
-    case("tensor.mlp", **LAYER, hidden=96),
-    case("tensor.mlp_dropout", **LAYER, hidden=96, dropout=HALF),
-    case("tensor.attention", "split", **HEADS, replicate=False),
-    case("tensor.attention", "replicated", **HEADS, replicate=True),
-    case("tensor.vocabulary", **LAYER, words=96),
-    case("tensor.block", **BLOCK),
-    case("tensor.sequence", **BLOCK),
-    case("tensor.async_tp", **LAYER, hidden=96),
-    case("tensor.dtensor", **BLOCK),
-    case("tensor.dtensor_sequence", **BLOCK),
-    case("tensor.loss_parallel", **LAYER, words=96),
+    case_of("tensor.column", "gathered", **LAYER, features=96, gather=True),
+    case_of("tensor.column", "split", **LAYER, features=96, gather=False),
+    case_of("tensor.row", "whole", **LAYER, features=96, split=True),
+    case_of("tensor.row", "split", **LAYER, features=96, split=False),
+    # In words of 16 bytes something is left.
+    case_of("tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96),
+    case_of("tensor.mlp", **LAYER, hidden=96),
+    case_of("tensor.mlp_dropout", **LAYER, hidden=96, dropout=HALF),
+    case_of("tensor.attention", "split", **HEADS, replicate=False),
+    case_of("tensor.attention", "replicated", **HEADS, replicate=True),
+    case_of("tensor.vocabulary", **LAYER, words=96),
+    case_of("tensor.block", **BLOCK),
+    case_of("tensor.sequence", **BLOCK),
+    case_of("tensor.async_tp", **LAYER, hidden=96),
+    case_of("tensor.dtensor", **BLOCK),
+    case_of("tensor.dtensor_sequence", **BLOCK),
+    case_of("tensor.loss_parallel", **LAYER, words=96),
 ]
 
 
@@ -61,12 +53,6 @@ def of_block(model: Model, ranks: int) -> dict[str, int]:
 
 def _tokens(model: Model) -> dict[str, int]:
     return {"batch": 8, "length": max(model.sequence // 8, 1)}
-
-
-def at_size(step: str, scaled: Scaled) -> Case:
-    """Plan a step once at the size of training."""
-    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
-    return Case(step, words, {}, selectors, weight=4.0, scaled=scaled)
 
 
 AT_SIZE = [

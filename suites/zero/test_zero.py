@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
-from fixtures.check.plan import INSIDE, NETWORK, Case
+from fixtures.check.plan import INSIDE, NETWORK, Case, at_size, case_of
 from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
@@ -20,32 +21,30 @@ SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
 
 
-def case(step: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+def small(step: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
     """Plan a step of this suite, with these parameters beside the small ones."""
-    return Case(step, (step.partition(".")[2],), {**SMALL, **more}, {"step": step}, weight=4.0, shared=True)
+    return case_of(step, *words, **{**SMALL, **more})
 
 
 def of_deepspeed(stage: int) -> Case:
     """Plan a stage of DeepSpeed's, which is judged when it is asked for."""
-    more: dict[str, Any] = {"stage": stage, "module": "deepspeed"}
-    words, selectors = ("deepspeed", f"stage{stage}"), {"step": "zero.deepspeed"}
-    parameters = {**SMALL, **more}
-    return Case("zero.deepspeed", words, parameters, selectors, weight=16.0, shared=True, engine="deepspeed")
+    planned = small("zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed")
+    return replace(planned, engine="deepspeed")
 
 
-HYBRID = case("zero.hsdp")
+HYBRID = small("zero.hsdp")
 STEPS = [
-    case("zero.ddp", micro_batches=4),
-    case("zero.zero1", **REAL),
-    case("zero.zero2", **DEEP, **REAL),
-    case("zero.zero3", **DEEP, **REAL),
-    case("zero.fsdp", **DEEPER, **REAL),
-    case("zero.fsdp_prefetch", **DEEPER, speed=FAST),
-    case("zero.fsdp_mixed"),
+    small("zero.ddp", micro_batches=4),
+    small("zero.zero1", **REAL),
+    small("zero.zero2", **DEEP, **REAL),
+    small("zero.zero3", **DEEP, **REAL),
+    small("zero.fsdp", **DEEPER, **REAL),
+    small("zero.fsdp_prefetch", **DEEPER, speed=FAST),
+    small("zero.fsdp_mixed"),
     HYBRID,
-    case("zero.zero_redundancy"),
-    case("zero.mixed_precision", micro_batches=2),
-    case("zero.recompute", dropout=0.5),
+    small("zero.zero_redundancy"),
+    small("zero.mixed_precision", micro_batches=2),
+    small("zero.recompute", dropout=0.5),
 ]
 
 PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
@@ -53,20 +52,15 @@ DEEPSPEED = [of_deepspeed(stage) for stage in (1, 2, 3)]
 TRAINED = [*STEPS, *DEEPSPEED]
 
 
-def at_size(step: str, *, steps: int = 2, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
-    """Plan a step once at the size of training; the unsharded batch does not grow with the world."""
-
-    def scaled(model: Model, ranks: int) -> dict[str, Any]:
-        rows = max(min(model.sequence, MOST_PARTS * model.sequence // ranks), 4)
-        return {"width": model.hidden, "layers": model.layers, "rows": rows, "steps": steps}
-
-    words, selectors = (step.partition(".")[2], "at_size"), {"step": f"{step} at size"}
-    return Case(step, words, more, selectors, weight=4.0, scaled=scaled)
+def scaled(model: Model, ranks: int) -> dict[str, int]:
+    """Give the sizes of a model; the unsharded batch does not grow with the world."""
+    rows = max(min(model.sequence, MOST_PARTS * model.sequence // ranks), 4)
+    return {"width": model.hidden, "layers": model.layers, "rows": rows}
 
 
 AT_SIZE = [
-    at_size("zero.ddp", steps=3, micro_batches=2),  # DDP lays its buckets out anew in the second
-    *map(at_size, ("zero.zero1", "zero.zero2", "zero.zero3", "zero.fsdp", "zero.hsdp")),
+    at_size("zero.ddp", scaled, steps=3, micro_batches=2),  # DDP lays its buckets out anew in the second
+    *(at_size(f"zero.{name}", scaled, steps=2) for name in ("zero1", "zero2", "zero3", "fsdp", "hsdp")),
 ]
 
 # What is exchanged between GPUs in microseconds drowns in the host's own.
@@ -74,7 +68,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
 }
-OVERLAP = [Case("zero.overlap", ("overlap",), PACED, {"step": "zero.overlap"}, weight=4.0, shared=True)]
+OVERLAP = [case_of("zero.overlap", **PACED)]
 
 
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
