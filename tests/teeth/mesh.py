@@ -8,7 +8,7 @@ from tests.teeth.bug import Bug, Patch
 from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, unmasked
 from tests.teeth.mesh_moe import MIXTURE
 from tests.teeth.patches import narrow
-from tests.teeth.patches.flips import transient
+from tests.teeth.patches.flips import flipped_in_call, transient
 from tests.teeth.patches.mesh import (
     backwards,
     counted_twice,
@@ -95,7 +95,7 @@ BUGS: list[Bug] = [
         _bug(
             step,
             f"a low bit flips once in bf16, {call}",
-            narrow.of(call, narrow.flipped_once(number)),
+            narrow.of(call, flipped_in_call(number)),
             "repeat",
             size=size,
         )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from suites.expert import layer
 from tests.teeth.bug import Patch, replaced
-from tests.teeth.patches.flips import OUTPUTS, flip
+from tests.teeth.patches.flips import OUTPUTS
 
 Call = Callable[..., Any]
 Maker = Callable[[Call], Call]
@@ -196,25 +196,6 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     if one.shape != other.shape:
         return 1.0
     return float((one - other).float().norm() / other.float().norm())
-
-
-def flipped_once(number: int) -> Maker:
-    """The lowest bit of one element flips once on rank 1, in what the so-manyth call delivers."""
-
-    def make(original: Call) -> Call:
-        count = itertools.count(1)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            work = original(*args, **kwargs)
-            if next(count) == number and dist.get_rank() == 1:
-                if work is not None:
-                    work.wait()
-                flip(_delivered_first(args, kwargs)[0])
-            return work
-
-        return call
-
-    return make
 
 
 # what is computed
