@@ -122,11 +122,12 @@ def _held(task: Task, number: int, engine: Zero1, item: int) -> Entries:
     ]
 
 
-def variants(task: Task, micro_batches: int, clip: float) -> dict[str, Task]:
+def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes: int) -> dict[str, Task]:
     """The plain task, and beside it that of a real run: micro-batches add up, and the norm is clipped.
 
     That has two blocks: a deep stack of gates, which nothing normalises, has gradients of any size.
     """
+    task = Task(ctx, **sizes)
     if micro_batches == 1 and not clip:
         return {"": task}
     real = replace(task, layers=min(task.layers, 2), micro_batches=micro_batches, clip=clip)

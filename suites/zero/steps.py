@@ -76,76 +76,40 @@ def ddp(
 
 
 @step
-def zero1(
-    ctx: Context,
-    *,
-    width: int,
-    layers: int,
-    rows: int,
-    steps: int,
-    micro_batches: int = 1,
-    clip: float = 0.0,
-) -> dict[str, Any]:
+def zero1(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever `variants` takes
     """ZeRO stage 1, flat: all gradients are there after backward (Psi), then L reduce-scatters of Psi/L, an
     update of Psi/w, and L all-gathers of Psi/L, once for all m micro-batches (arXiv:1910.02054, sections
     5.1 and 7.2). Clipping adds one number among all ranks, here and in the other stages.
     """
-    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 1)
+    return flat(variants(ctx, **training), 1)
 
 
 @step
-def zero2(
-    ctx: Context,
-    *,
-    width: int,
-    layers: int,
-    rows: int,
-    steps: int,
-    micro_batches: int = 1,
-    clip: float = 0.0,
-) -> dict[str, Any]:
+def zero2(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever `variants` takes
     """ZeRO stage 2, flat: as stage 1, but a block is reduce-scattered as soon as its gradients are there, so
     that at most Psi/L of whole gradients ever live; m Psi with m micro-batches, which add up in the shards
     (arXiv:1910.02054, sections 5.2 and 7.2.1).
     """
-    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 2)
+    return flat(variants(ctx, **training), 2)
 
 
 @step
-def zero3(
-    ctx: Context,
-    *,
-    width: int,
-    layers: int,
-    rows: int,
-    steps: int,
-    micro_batches: int = 1,
-    clip: float = 0.0,
-) -> dict[str, Any]:
+def zero3(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever `variants` takes
     """ZeRO stage 3, flat: a block's parameters are gathered before its forward and again before its backward
     and freed after each: 2 L all-gathers of Psi/L and L reduce-scatters; Psi/L of whole parameters live at
     most, and none after forward; all of it m times with m micro-batches (arXiv:1910.02054, sections 5.3
     and 7.2.2).
     """
-    return flat(variants(Task(ctx, width, layers, rows, steps), micro_batches, clip), 3)
+    return flat(variants(ctx, **training), 3)
 
 
 @step
-def fsdp(
-    ctx: Context,
-    *,
-    width: int,
-    layers: int,
-    rows: int,
-    steps: int,
-    micro_batches: int = 1,
-    clip: float = 0.0,
-) -> dict[str, Any]:
+def fsdp(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever `variants` takes
     """fully_shard per block. Resharded after forward: 2 L all-gathers, 2 Psi; kept until backward: L, Psi,
     and Psi of whole parameters live after forward. L reduce-scatters of Psi/L in both, and all of it m times
     with m micro-batches (arXiv:2304.11277).
     """
-    tasks = variants(Task(ctx, width, layers, rows, steps), micro_batches, clip)
+    tasks = variants(ctx, **training)
     return on_mesh(ctx, (ctx.size,), lambda mesh: fully_sharded(tasks, mesh))
 
 
