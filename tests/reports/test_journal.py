@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import journal as journal_module
-from reports.codec import decode, encode
-from reports.journal import Journal, scan
+from reports.journal import Journal, decode, encode, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
 from reports.text import scrub
 from tests.each import each

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reports.codec import encode
+from reports.journal import encode
 from tests.each import each
 from tests.thresholds.calibrate.journals import Script, write_runs
 from thresholds.__main__ import main
