@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.ranks import timing
-from fixtures.ranks.exact.compare import MOST_REPORTED, examine
+from fixtures.ranks.exact.compare import examine, keep
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.exact.expected import Moved, Run, moved
 from fixtures.ranks.exact.payload import poison
@@ -170,7 +170,5 @@ def _wrong(ctx: Context, messages: torch.Tensor, partner: int) -> list[dict[str,
             "size_bytes": message.numel() * _FORM.item_bytes,
             "iteration": number,
         }
-        found = examine(message, right, about)
-        if found is not None and len(wrong) < MOST_REPORTED:
-            wrong.append(found)
+        keep(wrong, examine(message, right, about))
     return wrong

@@ -25,7 +25,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.collectives.barriers import Exchange, refuse_alone
 from fixtures.ranks.collectives.collectives import Collective, exchange
 from fixtures.ranks.collectives.shapes import count_for
-from fixtures.ranks.exact.compare import MOST_REPORTED, examine
+from fixtures.ranks.exact.compare import examine, keep
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.steps import Context, step
 from suites.collectives import link_probe
@@ -82,7 +82,7 @@ def sweep(
         samples = timing.measure(ctx, work, repeats, share_s, str(size))
         ctx.progress.phase(f"check {size}")
         for i in range(samples.last - work.kept + 1, samples.last + 1):
-            _keep(wrong, work.check(i))
+            keep(wrong, work.check(i))
         told = {"seconds": samples.seconds, "warmup": samples.warmup, "waited": samples.waited}
         measured.append({"size_bytes": size, **told})
         del work  # its buffers go before the next are made
@@ -109,7 +109,7 @@ def identity(ctx: Context, *, dtype: str, elements: list[int], iterations: int) 
             joined.input(i).copy_(scattered.output(i))
             joined.run(i)
             timing.complete(ctx)
-            _keep(wrong, _joined_is(whole, joined.output(i), i))
+            keep(wrong, _joined_is(whole, joined.output(i), i))
     total = sum(elements) * ctx.size * iterations
     return {"iterations": len(elements) * iterations, "elements": total, "wrong": wrong}
 
@@ -140,7 +140,7 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
     sent = size_bytes * (3 * (ctx.size - 1) + ctx.size) // ctx.size
     after = ports.settled_counters(before, sent)
     for work in works:
-        _keep(wrong, work.check(0))
+        keep(wrong, work.check(0))
     used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))
     return {"transport": used, "wrong": wrong}
 
@@ -180,10 +180,5 @@ def _checked(ctx: Context, work: Exchange, i: int, wrong: list[dict[str, Any]]) 
     work.prepare(i)
     work.run(i)
     timing.complete(ctx)
-    _keep(wrong, work.check(i))
+    keep(wrong, work.check(i))
     ctx.progress.done(i + 1)
-
-
-def _keep(wrong: list[dict[str, Any]], corruption: dict[str, Any] | None) -> None:
-    if corruption is not None and len(wrong) < MOST_REPORTED:
-        wrong.append(corruption)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from fixtures.ranks import timing
+from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context, Unsupported
 from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, Timed, timed
-from suites.nodes.compute.wrong import Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, unlike
 
 HOST_BYTES = 256 << 20
 PEER_BYTES = 256 << 20

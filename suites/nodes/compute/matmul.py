@@ -13,9 +13,10 @@ from contextlib import contextmanager
 
 import torch
 
+from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context, Unsupported
 from suites.nodes.compute.series import Series, Timed, timed
-from suites.nodes.compute.wrong import Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, unlike
 
 DTYPES = {
     "fp32": torch.float32,

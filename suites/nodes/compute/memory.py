@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from fixtures.node.facts import parse_meminfo
+from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
 from suites.nodes.compute.series import Series, Timed, timed
-from suites.nodes.compute.wrong import Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, unlike
 
 ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # beyond the caches: of a core, of any GPU
 _FACTOR = 3

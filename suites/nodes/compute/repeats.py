@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Block, seeded
-from suites.nodes.compute.wrong import Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, unlike
 
 MOST_KINDS = 4
 SIZES: Mapping[str, Mapping[str, int]] = {

@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from fixtures.ranks import timing
 from fixtures.ranks.collectives.collectives import Collective
+from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.overlap import hidden_share
 from suites.nodes.compute.matmul import Product, half, normal
 from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
-from suites.nodes.compute.wrong import Corruption, keep, unlike
+from suites.nodes.compute.wrong import Corruption, unlike
 
 SIDE = {"cpu": 128, "cuda": 8192}
 REDUCED_BYTES = {"cpu": 1 << 18, "cuda": 256 << 20}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fixtures.ranks.exact.compare import MOST_REPORTED, WINDOW
+from fixtures.ranks.exact.compare import WINDOW
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.parity import bits
@@ -43,12 +43,6 @@ def unlike(
         "expected": f"0x{values[1]:0{width // 4}x}",
         "looks_like": _looks_like(seen, wanted, places),
     }
-
-
-def keep(wrong: list[Corruption], one: Corruption | None) -> None:
-    """Add what was found, up to as many as are reported."""
-    if one is not None and len(wrong) < MOST_REPORTED:
-        wrong.append(one)
 
 
 def _looks_like(seen: torch.Tensor, wanted: torch.Tensor, places: torch.Tensor) -> str:
