@@ -102,6 +102,14 @@ class Model:
     layers: int
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """From the rows for so many nodes those of more follow; a hop of a ring between two takes `hop_us`."""
+
+    nodes: int
+    hop_us: float
+
+
 # Where a file has no [model], by backend: a layer of a 70B Llama on GPUs; on CPUs what takes a second.
 MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 128, 4, 2)}
 
@@ -113,6 +121,7 @@ class Hardware:
     Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
     `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are held
     against each other, where the file says so.
+    `beyond`: limits of more nodes than it has rows for follow from those.
     `judges_with` names the files with whose nodes its own may share a world. `extends` are the files that it
     builds on, the nearest first; `sha256` is over it and them.
     """
@@ -137,6 +146,7 @@ class Hardware:
     experts: Experts | None = None
     model: Model | None = None
     peers: Rules | None = None
+    beyond: Beyond | None = None
     path: Path | None = None
     sha256: str = ""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
 from reports.record import Judgement
+from thresholds import beyond
 from thresholds.hardware import Gap, Hardware, Limit
 from thresholds.selectors import Value
 from thresholds.units import format_size
@@ -39,6 +40,8 @@ def find(hardware: Hardware, metric: str, case: Case) -> Limit:
     if gaps:
         reason = f"{gaps[0].reason} ({gaps[0].where})"
         raise LimitError("gap", f"{_subject(metric, case)} has no figure: {reason}", reason)
+    if (fewer := beyond.fewer(hardware, case)) is not None:
+        return beyond.limit(hardware, metric, find(hardware, metric, fewer), case, fewer)
     raise LimitError(
         "missing", f"{_subject(metric, case)} matches no row; {_nearest(hardware, metric, case)}"
     )
@@ -56,12 +59,20 @@ def absent(hardware: Hardware, case: Case) -> str | None:
 
 def unused(hardware: Hardware, judgements: Iterable[Judgement]) -> list[str]:
     """The limits that matched no judged case of a run, each with its file and line."""
-    judged = [(judgement.metric, judgement.case) for judgement in judgements]
+    judged = [(one.metric, case) for one in judgements for case in _cases(hardware, one.metric, one.case)]
     return [
         f"{limit.where}: matched no case: {describe(limit)}"
         for limit in hardware.limits
         if not any(metric in limit.metrics and not mismatches(limit, case) for metric, case in judged)
     ]
+
+
+def _cases(hardware: Hardware, metric: str, case: Case) -> Iterator[Case]:
+    """Give a case, and the one of fewer nodes by whose row it is judged, where no row is for it."""
+    yield case
+    fewer = beyond.fewer(hardware, case)
+    if fewer is not None and not _matching(hardware.limits, metric, case):
+        yield fewer
 
 
 def describe(row: Limit | Gap) -> str:

@@ -19,7 +19,7 @@ from tests.thresholds.files import whole
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware, Limit
 from thresholds.loading.rules import SWEPT
-from thresholds.lookup import LimitError, absent, find
+from thresholds.lookup import absent, find
 from thresholds.selectors import READERS, Value
 from thresholds.units import METRICS
 from thresholds.verdict import judge
@@ -125,23 +125,6 @@ def figures(hardware: Hardware, limit: Limit, metric: str, case: Case) -> tuple[
     floor = limit.value if limit.kind == "min" else limit.value * bound(case, hardware.line_rate, COPY)
     assert floor < best
     return (floor + best) / 2, floor * 0.9
-
-
-def test_h100_says_where_nobody_published_a_figure() -> None:
-    hardware = FILES["h100-sxm5-ndr400"]
-    case: Case = {
-        "collective": "all_reduce",
-        "nodes": 17,
-        "ranks_per_node": 8,
-        "size": 8 << 30,
-        "algorithm": "",
-    }
-    for path in ("network", "nic"):
-        with pytest.raises(LimitError, match="nobody published") as caught:
-            find(hardware, "busbw", {**case, "path": path})
-        assert caught.value.kind == "gap"
-    with pytest.raises(LimitError, match="NVLS is off or did not come up"):
-        find(hardware, "busbw", {**case, "path": "nvlink", "nodes": 1, "algorithm": "ring"})
 
 
 @each(

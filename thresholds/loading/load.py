@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from thresholds.hardware import Experts, Gap, Hardware, Limit, LimitKind, LineRate, Model, Row, Sweep
+from thresholds.hardware import Beyond, Experts, Gap, Hardware, Limit, LimitKind, LineRate, Model, Row, Sweep
 from thresholds.loading import rules
 from thresholds.loading.extends import Unreadable, contents, shipped, unknown_name
 from thresholds.loading.faults import Fault, HardwareFileError
@@ -167,6 +167,7 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         experts=_experts(tables.experts) if tables.experts else None,
         model=Model(**tables.model.model_dump()) if tables.model else None,
         peers=_peers(tables.peers) if tables.peers else None,
+        beyond=Beyond(**tables.beyond.model_dump()) if tables.beyond else None,
         path=first.path,
         sha256=sections.family.sha256,
     )

@@ -184,6 +184,13 @@ class PeersSection(Section):
     source: Sentence
 
 
+class BeyondSection(Section):
+    """[beyond]: from the rows for so many nodes those of more follow: thresholds/beyond.py."""
+
+    nodes: Annotated[int, Field(ge=2, le=4096)]
+    hop_us: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+
+
 class RowSection(Section):
     """What [[limit]] and [[gap]] have in common: the metric, and the selectors that a case must match."""
 
@@ -245,6 +252,7 @@ class Tables(Section):
     experts: ExpertsSection | None = None
     model: ModelSection | None = None
     peers: PeersSection | None = None
+    beyond: BeyondSection | None = None
     match: Annotated[dict[LowerName, Facts], Field(min_length=1), AfterValidator(_one_fabric)] = {}
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}
     absent: dict[_Absent, Sentence] = {}

@@ -1,0 +1,121 @@
+"""Limits of more nodes than rows are for: no file lacks one, none asks more than healthy machines reached."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from fixtures.check.foresight import lacking
+from fixtures.check.target import Target
+from reports.record import Judgement, Outcome
+from tests.each import each
+from tests.thresholds.files import GOOD, changed, loaded, whole
+from tests.thresholds.test_shipped import cases
+from thresholds.bounds import bound, ceiling
+from thresholds.hardware import Hardware
+from thresholds.lookup import Case, LimitError, absent, find, unused
+
+# Every shipped file but those of one node, and of the lab, which has eight.
+CLUSTERS = [
+    file
+    for file in whole().values()
+    if "network" in file.line_rate.links and file.expect.get("gpus_per_node")
+]
+COUNTS = (2, 3, 4, 5, 8, 9, 16, 17, 128)  # both ends of every range of nodes that a row has
+SIZE = 8 << 30
+
+
+def case(collective: str, nodes: int, path: str = "network", size: int = SIZE) -> Case:
+    return {"collective": collective, "path": path, "nodes": nodes, "ranks_per_node": 8, "size": size}
+
+
+def test_which_files_judge_clusters() -> None:
+    assert len(CLUSTERS) >= 20
+    assert {name for name, file in whole().items() if file not in CLUSTERS} == {
+        "cpu-local",
+        "l40s",
+        "lab-200mbit",
+    }
+
+
+@each("hardware", CLUSTERS)
+def test_nothing_that_the_default_workload_requires_is_missing_on_2_to_128_nodes(hardware: Hardware) -> None:
+    ranks = int(hardware.expect["gpus_per_node"])
+    missing = set()
+    for count in COUNTS:
+        seen = set()
+        for planned in cases(count, ranks):
+            if not planned.metrics or (key := (planned.case.words, planned.place)) in seen:
+                continue  # the same is asked of every node
+            seen.add(key)
+            target = Target(planned, dict.fromkeys(planned.nodes, ranks), hardware, "nccl", {})
+            if not absent(hardware, target.case()):
+                missing |= {f"{count}: {error}" for error in lacking(target)}
+    assert not missing
+
+
+@each(
+    ("name", "asked", "healthy", "sick"),
+    [
+        # floors of 16 nodes x what their wires carry, less what more messages cost
+        ("h100-sxm5-ndr400", case("all_reduce", 32), 365.84, 300.0),
+        ("h100-sxm5-ndr400", case("all_reduce", 128), 350.0, 290.0),  # 350 is usual on 248: nccl-tests#283
+        ("h200-ndr400", case("all_gather", 128), 0.77 * 400, 250.0),
+        ("aws-p6-b200", case("all_to_all", 32), 0.7236 * 50 * 255 / 248, 0.6 * 50 * 255 / 248),
+        ("h100-sxm5-ndr400", case("send_recv", 64), 47.0, 40.0),
+    ],
+)
+def test_what_is_healthy_and_what_is_not_on_many_nodes(
+    name: str, asked: Case, healthy: float, sick: float
+) -> None:
+    row = find(whole()[name], "busbw", asked)
+    assert sick < row.value <= healthy
+
+
+@each(
+    ("hardware", "collective"),
+    itertools.product(CLUSTERS, ("all_reduce", "all_gather", "all_to_all", "broadcast", "bisection")),
+)
+def test_a_limit_falls_slowly_with_nodes_and_never_passes_the_bound(
+    hardware: Hardware, collective: str
+) -> None:
+    asked = {**case(collective, 16), "ranks_per_node": int(hardware.expect["gpus_per_node"])}
+    asked["size"] = hardware.sweep.plateau[0]
+    before = math.inf
+    for nodes in (17, 32, 64, 128):
+        row = find(hardware, "busbw", {**asked, "nodes": nodes})
+        assert (row.kind, row.derived) == ("min", True)
+        assert "thresholds/beyond.py" in row.source
+        assert row.value <= min(before, ceiling({**asked, "nodes": nodes}, hardware.line_rate))
+        before = row.value
+    least = 0.6 if collective == "all_to_all" else 0.65
+    at = find(hardware, "busbw", asked)
+    floor = at.value * (bound(asked, hardware.line_rate) if at.kind == "min_of_bound" else 1)
+    assert before > least * floor
+
+
+def test_latency_grows_as_the_ranks_do_and_an_edge_has_its_one_nic() -> None:
+    hardware = whole()["h100-sxm5-ndr400"]
+    small = case("all_reduce", 16, size=16 << 10)
+    most = find(hardware, "latency", small).value
+    assert find(hardware, "latency", {**small, "nodes": 64}).value == pytest.approx(4 * most)
+    edge: Case = {"step": "pipeline.edges", "path": "network", "nodes": 16, "ranks_per_node": 8}
+    assert find(hardware, "edge", {**edge, "nodes": 128}).value == find(hardware, "edge", edge).value
+
+
+def test_a_row_for_so_many_nodes_comes_first_and_without_the_table_nothing_follows() -> None:
+    more = (
+        changed('"2..4"', '"2..4"')
+        .replace("[sweep]", "[beyond]\nnodes = 4\nhop_us = 14.0\n\n[sweep]")
+        .replace('nodes = ">=5"', 'nodes = "5..6"')
+    )
+    hardware, asked = loaded(more), {**case("all_reduce", 7), "ranks_per_node": 2}
+    assert find(hardware, "busbw", asked).value == pytest.approx(80.0, rel=0.01)
+    with pytest.raises(LimitError, match="nobody measured more than four"):
+        find(hardware, "busbw", {**asked, "nodes": 6})
+    with pytest.raises(LimitError, match="nobody measured more than four"):
+        find(loaded(GOOD), "busbw", asked)
+    judged = Judgement("busbw", Outcome.PASS, "", 1.0, "GB/s", "", 1.0, "", asked)
+    assert not [line for line in unused(hardware, [judged]) if "busbw" in line]
