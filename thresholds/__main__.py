@@ -21,6 +21,7 @@ from thresholds.loading import rules
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, load_whole, resolve, shipped
 from thresholds.lookup import Case, LimitError, absent, find
+from thresholds.losses import losses
 from thresholds.selectors import READERS, Value
 from thresholds.units import INSIDE_LINKS, METRICS, format_number, parse_size
 
@@ -154,6 +155,9 @@ def _lint(options: argparse.Namespace) -> int:
         else:
             rows = f"{len(hardware.limits)} limits, {len(hardware.gaps)} gaps"
             _say(sys.stdout.write, f"{path}: good ({rows}, sha256 {hardware.sha256[:12]})")
+            for loss in losses(hardware) if not hardware.part else ():
+                _say(sys.stdout.write, f"  {loss}")
+                status = _say(sys.stderr.write, loss.fault, 1) if loss.fault else status
             for warning in rules.dates(hardware, datetime.datetime.now(datetime.timezone.utc).date()):
                 _say(sys.stderr.write, f"warning: {warning}")
     return status

@@ -17,7 +17,10 @@ LimitKind = Literal["min", "max", "min_of_bound"]
 
 @dataclass(frozen=True)
 class Limit:
-    """One [[limit]] row. `where` is its file and line; fewer than `min_samples` samples judge nothing."""
+    """One [[limit]] row. `where` is its file and line; fewer than `min_samples` samples judge nothing.
+
+    `loose` says why it lets much of a published figure go: thresholds/losses.py.
+    """
 
     metrics: tuple[str, ...]
     selectors: Mapping[str, Selector]
@@ -28,6 +31,7 @@ class Limit:
     derived: bool
     min_samples: int
     where: str
+    loose: str = ""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _row(section: RowSection, where: str) -> Row | None:
     if not given:
         return None
     kind, value = given[0]
-    about = (section.source, section.date, section.derived, section.min_samples, where)
+    about = (section.source, section.date, section.derived, section.min_samples, where, section.loose or "")
     return Limit(metrics, selectors, kind, value, *about)
 
 

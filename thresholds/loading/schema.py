@@ -220,6 +220,7 @@ class LimitSection(RowSection):
     date: datetime.date
     derived: bool = False
     min_samples: Annotated[int, Field(ge=1, le=10_000)] = 10
+    loose: Sentence | None = None
 
 
 class GapSection(RowSection):
