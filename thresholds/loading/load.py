@@ -104,7 +104,15 @@ def _row(section: RowSection, where: str) -> Row | None:
     if not given:
         return None
     kind, value = given[0]
-    about = (section.source, section.date, section.derived, section.min_samples, where, section.loose or "")
+    about = (
+        section.source,
+        section.date,
+        section.derived,
+        section.min_samples,
+        where,
+        section.loose or "",
+        tuple(section.fabrics or ()),
+    )
     return Limit(metrics, selectors, kind, value, *about)
 
 
@@ -123,7 +131,8 @@ def _check_rows(sections: Sections, found: list[tuple[Row, Placed]], hardware: H
         sections.fault(text, "sweep", "plateau")
     for row, placed in found:
         here = f" (in {hardware.name}, which extends this)" if placed.distance else ""
-        for text in (*rules.reachable(row, hardware), *rules.physics(row, hardware)):
+        held = (rules.reachable, rules.physics, rules.fabrics)
+        for text in (text for rule in held for text in rule(row, hardware)):
             sections.fault(text + here, placed.kind, placed.index)
 
 

@@ -76,6 +76,14 @@ def reachable(row: Row, hardware: Hardware) -> Iterator[str]:
         yield f"size {size.text} matches no size of the sweep ({', '.join(map(format_size, swept))})"
 
 
+def fabrics(row: Row, hardware: Hardware) -> Iterator[str]:
+    """What one fabric carries says nothing of another: of a whole file each row is of a source of its own."""
+    named = () if isinstance(row, Gap) else row.fabrics
+    if named and not hardware.part and hardware.fabric not in named:
+        known = " or ".join(named)
+        yield f"its source is of {known}, and this is {hardware.fabric or 'none'}: write a row of its own source"
+
+
 def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:
     """Two rows for the same case are no limit at all; yields which two, and the metrics of both."""
     for (one, first), (other, second) in itertools.combinations(enumerate(rows), 2):

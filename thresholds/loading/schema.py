@@ -221,6 +221,9 @@ class LimitSection(RowSection):
     derived: bool = False
     min_samples: Annotated[int, Field(ge=1, le=10_000)] = 10
     loose: Sentence | None = None
+    fabrics: Annotated[list[Annotated[str, AfterValidator(known(FABRICS))]], Field(min_length=1)] | None = (
+        None
+    )
 
 
 class GapSection(RowSection):
