@@ -7,10 +7,10 @@ What grows is how many messages of a ring, or of a chain, wait for each other:
     latency(k)  = latency(m) k/m
     busbw(k)    = S f / (S f / (busbw(m) bound(k)/bound(m)) + p (k - m) ((g - 1) v + h))
 
-with nccl-tests' factor f for k nodes of g ranks, p = 2 passes of an all_reduce and 1 of others, and what NCCL's
-own model allows a hop: v by NVLink, h by the network (by which all g go where NICs are alone). What a rank sends
-to every other, or a root to all, comes in parts that get smaller, and keeps less of its bound: EXCHANGED per
-doubling of nodes. Tokens go as such an exchange does. An edge has its one NIC, whatever k is.
+with nccl-tests' factor f for k nodes of g ranks, p = 2 passes of an all_reduce and 1 of others, and what
+NCCL's own model allows a hop: v by NVLink, h by the network (by which all g go where NICs are alone). What a
+rank sends to every other, or a root to all, comes in parts that get smaller, and keeps less of its bound:
+EXCHANGED per doubling of nodes. Tokens go as such an exchange does. An edge has its one NIC, whatever k is.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ LimitKind = Literal["min", "max", "min_of_bound"]
 class Limit:
     """One [[limit]] row. `where` is its file and line; fewer than `min_samples` samples judge nothing.
 
-    `loose` says why it lets much of a published figure go: thresholds/losses.py. `fabrics` are those of its source
-    (empty: any): a file of another one must have a row of its own.
+    `loose` says why it lets much of a published figure go: thresholds/losses.py. `fabrics` are those of its
+    source (empty: any): a file of another one must have a row of its own.
     """
 
     metrics: tuple[str, ...]

@@ -1,8 +1,8 @@
 """How much of a figure that healthy machines published may be lost before a row is red.
 
-`healthy.csv` has those figures: of a hardware file and of all that extend it, measured by all ranks of a node.
-A figure of a smaller size than the row judges is what the larger reaches at least. A floor above a figure would
-reject the machine that published it. One that lets more than MOST of it go must say why, in `loose`.
+`healthy.csv` has those figures: of a hardware file and of all that extend it, by all ranks of a node at once.
+A figure of a smaller size than the row judges is what the larger reaches at least. A floor above a figure
+would reject the machine that published it. One that lets more than MOST of it go must say why, in `loose`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSIDE = "inside"  # the link inside a node, whatever a file calls it
 
 @dataclass(frozen=True)
 class Figure:
-    """What healthy machines reached in a case, in the metric's unit, and who published it; for which files."""
+    """What healthy machines reached in a case, in the metric's unit; who said so, and of which files."""
 
     files: tuple[str, ...]
     metric: str

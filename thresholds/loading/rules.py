@@ -81,7 +81,7 @@ def fabrics(row: Row, hardware: Hardware) -> Iterator[str]:
     named = () if isinstance(row, Gap) else row.fabrics
     if named and not hardware.part and hardware.fabric not in named:
         known = " or ".join(named)
-        yield f"its source is of {known}, and this is {hardware.fabric or 'none'}: write a row of its own source"
+        yield f"its source is of {known}, and this is {hardware.fabric or 'none'}: write a row of its own"
 
 
 def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:

@@ -237,6 +237,17 @@ def test_an_inherited_row_that_does_not_hold_here_says_in_which_file(tmp_path: P
     assert found.endswith("(in child, which extends this)")
 
 
+def test_a_row_whose_source_is_of_one_fabric_is_not_inherited_by_another(tmp_path: Path) -> None:
+    def of(fabric: str) -> str:
+        return BOARD.replace('path = "network"', f'path = "network"\nfabrics = [{fabric}]')
+
+    (found,) = faults(written(tmp_path, board=of('"efa", "roce"')))
+    assert found.endswith("write a row of its own (in child, which extends this)")
+    assert "is of efa or roce, and this is infiniband" in found
+    assert load(written(tmp_path, board=of('"infiniband"'))).limits
+    assert "fabrics" in faults(written(tmp_path, board=of('"string and cans"')))[0]
+
+
 def test_a_part_is_linted_as_a_part(tmp_path: Path) -> None:
     written(tmp_path)
     assert load(tmp_path / "board.toml").part

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.check.foresight import lacking
+from fixtures.check.foresight import lacking, required
 from fixtures.check.plan import MARK, Planned, Topology, plan
 from fixtures.check.target import Target
 from reports.record import Outcome
 from tests.each import each
 from tests.thresholds.files import whole
 from thresholds.bounds import bound, ceiling
-from thresholds.hardware import Hardware, Limit
+from thresholds.hardware import Hardware, Limit, Row
 from thresholds.loading.rules import SWEPT
-from thresholds.lookup import absent, find
+from thresholds.lookup import HOST_TIMED, absent, find
 from thresholds.selectors import READERS, Value
 from thresholds.units import METRICS
 from thresholds.verdict import judge
@@ -29,7 +29,7 @@ FILES = whole()
 ROWS = [(hardware, limit) for hardware in FILES.values() for limit in hardware.limits]
 NODES = {"lab-200mbit": (1, 2, 4, 8), "l40s": (1,)}  # what a file is for, where that is not the usual
 USUAL = (1, 2, 4, 16)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SUITES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("suites/*/test_*.py")
 )
@@ -180,5 +180,78 @@ def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
     assert not FILES["lab-200mbit"].shared  # its ranks have each other's cores, and would excuse a slow link
 
 
-def test_every_selector_that_rows_use_is_known() -> None:
-    assert {name for _, limit in ROWS for name in limit.selectors} <= set(READERS)
+def test_every_selector_that_rows_use_is_known_and_some_case_has_it() -> None:
+    rows: list[Row] = [row for hardware in FILES.values() for row in (*hardware.limits, *hardware.gaps)]
+    used = {name for row in rows for name in row.selectors}
+    produced = {
+        name for target in targets(FILES["h100-sxm5-ndr400"]) for _, case in required(target) for name in case
+    }
+    assert used <= set(READERS)
+    assert used <= produced
+
+
+@each("path", ["nvlink", "network"])
+def test_a_barrier_which_the_host_times_has_a_ceiling_of_its_own(path: str) -> None:
+    hardware = FILES["h100-sxm5-ndr400"]
+    case: Case = {
+        "path": path,
+        "nodes": 1 if path == "nvlink" else 4,
+        "ranks_per_node": 8,
+        "collective": "barrier",
+    }
+    timed_by_device = find(hardware, "latency", {**case, "collective": "all_reduce"})
+    assert find(hardware, "latency", case).value == HOST_TIMED * timed_by_device.value
+    assert outcome(hardware, "latency", case, 110.0) is Outcome.PASS  # what the host's part may come to
+    assert outcome(hardware, "latency", case, 1000.0) is Outcome.FAIL
+
+
+def test_a_ring_on_two_nodes_of_p4d_is_healthy() -> None:
+    case: Case = {
+        "collective": "all_reduce",
+        "path": "network",
+        "nodes": 2,
+        "ranks_per_node": 8,
+        "size": 8 << 30,
+    }
+    assert outcome(FILES["aws-p4d"], "busbw", case, 42.5) is Outcome.PASS
+    assert outcome(FILES["aws-p4d"], "busbw", case, 25.0) is Outcome.FAIL
+
+
+@each(
+    ("name", "nodes", "collective", "sick"),
+    [
+        # floors that let a fifth or more go
+        ("gcp-a4", 2, "all_reduce", 430.0),
+        ("gcp-a4", 4, "all_reduce", 290.0),
+        ("gcp-a4", 2, "all_gather", 300.0),
+        ("b200-ndr400", 2, "all_reduce", 430.0),
+        ("h100-roce400", 4, "all_reduce", 290.0),
+        ("h200-roce400", 2, "all_reduce", 430.0),
+        ("aws-p6-b300", 4, "all_reduce", 600.0),
+    ],
+)
+def test_what_is_slow_is_red_on_the_files_that_let_it_go(
+    name: str, nodes: int, collective: str, sick: float
+) -> None:
+    case: Case = {
+        "collective": collective,
+        "path": "network",
+        "nodes": nodes,
+        "ranks_per_node": 8,
+        "size": 8 << 30,
+    }
+    assert outcome(FILES[name], "busbw", case, sick) is Outcome.FAIL
+
+
+@each("name", ["aws-p5", "aws-p5e", "aws-p5en", "aws-p6-b200", "aws-p6-b300", "gcp-a3-mega"])
+def test_a_shift_is_not_held_to_the_share_of_another_fabric(name: str) -> None:
+    for path in ("network", "nic"):
+        case: Case = {
+            "collective": "send_recv",
+            "path": path,
+            "nodes": 2,
+            "ranks_per_node": 8,
+            "size": 8 << 30,
+        }
+        assert not find(FILES[name], "busbw", case).fabrics
+        assert outcome(FILES[name], "busbw", case, 0.84 * bound(case, FILES[name].line_rate)) is Outcome.PASS

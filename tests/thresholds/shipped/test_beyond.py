@@ -12,7 +12,7 @@ from fixtures.check.target import Target
 from reports.record import Judgement, Outcome
 from tests.each import each
 from tests.thresholds.files import GOOD, changed, loaded, whole
-from tests.thresholds.test_shipped import cases
+from tests.thresholds.shipped.test_shipped import cases
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware
 from thresholds.lookup import Case, LimitError, absent, find, unused
