@@ -17,7 +17,7 @@ from reports.record import Outcome
 from tests.each import each
 from tests.thresholds.files import whole
 from thresholds.bounds import bound, ceiling
-from thresholds.hardware import Hardware, Limit, Row
+from thresholds.hardware import Hardware, Limit
 from thresholds.loading.rules import SWEPT
 from thresholds.lookup import HOST_TIMED, absent, find
 from thresholds.selectors import READERS, Value
@@ -181,8 +181,8 @@ def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
 
 
 def test_every_selector_that_rows_use_is_known_and_some_case_has_it() -> None:
-    rows: list[Row] = [row for hardware in FILES.values() for row in (*hardware.limits, *hardware.gaps)]
-    used = {name for row in rows for name in row.selectors}
+    used = {name for file in FILES.values() for limit in file.limits for name in limit.selectors}
+    used |= {name for file in FILES.values() for gap in file.gaps for name in gap.selectors}
     produced = {
         name for target in targets(FILES["h100-sxm5-ndr400"]) for _, case in required(target) for name in case
     }
