@@ -17,7 +17,7 @@ from thresholds.loading.extends import Family, Unreadable, contents
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, resolve
 from thresholds.loading.schema import TABLES
-from thresholds.lookup import LimitError, absent, describe, find, mismatches
+from thresholds.lookup import LimitError, absent, describe, find, idle_rows
 from thresholds.selectors import Selector
 from thresholds.units import METRICS, format_number
 from thresholds.verdict import subject
@@ -194,9 +194,8 @@ def _asked(file: Hardware, row: Limit, one: Figure) -> float:
 
 
 def _unused(file: Hardware, cases: Mapping[Key, Sequence[Figure]]) -> Iterator[str]:
-    for row in file.limits:
-        if not any(metric in row.metrics and not mismatches(row, dict(case)) for metric, case in cases):
-            yield f"judged nothing: {row.where}: {describe(row)}"
+    for row in idle_rows(file, ((metric, dict(case)) for metric, case in cases)):
+        yield f"judged nothing: {row.where}: {describe(row)}"
 
 
 # columns

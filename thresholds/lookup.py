@@ -72,11 +72,17 @@ def absent(hardware: Hardware, case: Case) -> str | None:
 
 def unused(hardware: Hardware, judgements: Iterable[Judgement]) -> list[str]:
     """The limits that matched no judged case of a run, each with its file and line."""
-    judged = [(one.metric, case) for one in judgements for case in _cases(hardware, one.metric, one.case)]
+    idle = idle_rows(hardware, ((one.metric, one.case) for one in judgements))
+    return [f"{limit.where}: matched no case: {describe(limit)}" for limit in idle]
+
+
+def idle_rows(hardware: Hardware, judged: Iterable[tuple[str, Case]]) -> list[Limit]:
+    """The limits that none of these metrics and cases is judged by."""
+    known = [(metric, case) for metric, one in judged for case in _cases(hardware, metric, one)]
     return [
-        f"{limit.where}: matched no case: {describe(limit)}"
+        limit
         for limit in hardware.limits
-        if not any(metric in limit.metrics and not mismatches(limit, case) for metric, case in judged)
+        if not any(metric in limit.metrics and not mismatches(limit, case) for metric, case in known)
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.run import options
+from tests.each import each
 from tests.thresholds.files import GOOD, recognise
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import shipped
@@ -27,6 +28,21 @@ def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware()
     assert recognise({**H100, "gpu_count": 7}).name == "h100-sxm5-ndr400"
     alone: Facts = {"gpu": "none", "gpu_count": 0, "fabric": "loopback"}
     assert recognise(alone).name == "cpu-local"
+
+
+@each(
+    ("facts", "name"),
+    [
+        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 400}, "h100-roce400"),
+        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200}, "oci-h100"),
+        ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400}, "h200-roce400"),
+        ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400, "vendor": "Google"}, "gcp-a3-ultra"),
+        ({"gpu": "NVIDIA B300 SXM6 AC", "fabric": "efa", "product": "p6-b300.48xlarge"}, "aws-p6-b300"),
+        ({"gpu": "NVIDIA B200", "fabric": "efa", "product": "p6-b200.48xlarge"}, "aws-p6-b200"),
+    ],
+)
+def test_nodes_of_one_board_are_told_apart_by_fabric_and_cloud(facts: Facts, name: str) -> None:
+    assert recognise({"fabric": "roce", **facts}).name == name
 
 
 def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:

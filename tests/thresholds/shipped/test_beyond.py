@@ -15,7 +15,7 @@ from tests.thresholds.files import GOOD, changed, loaded, whole
 from tests.thresholds.shipped.test_shipped import cases
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware
-from thresholds.lookup import Case, LimitError, absent, find, unused
+from thresholds.lookup import Case, LimitError, absent, find, idle_rows, unused
 
 # Every shipped file but those of one node, and of the lab, which has eight.
 CLUSTERS = [
@@ -119,3 +119,4 @@ def test_a_row_for_so_many_nodes_comes_first_and_without_the_table_nothing_follo
         find(loaded(GOOD), "busbw", asked)
     judged = Judgement("busbw", Outcome.PASS, "", 1.0, "GB/s", "", 1.0, "", asked)
     assert not [line for line in unused(hardware, [judged]) if "busbw" in line]
+    assert [row.metrics for row in idle_rows(hardware, [("busbw", asked)])] == [("latency", "latency_p99")]
