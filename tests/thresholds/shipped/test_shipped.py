@@ -217,6 +217,13 @@ def test_a_ring_on_two_nodes_of_p4d_is_healthy() -> None:
     assert outcome(FILES["aws-p4d"], "busbw", case, 25.0) is Outcome.FAIL
 
 
+@each("name", ["h100-sxm5-ndr400", "oci-h100"])
+def test_two_nodes_are_held_to_their_plateau_only_where_it_is_reached(name: str) -> None:
+    case: Case = {"collective": "all_reduce", "path": "network", "nodes": 2, "ranks_per_node": 8}
+    assert outcome(FILES[name], "busbw", {**case, "size": 4 << 30}, 435.0) is Outcome.FAIL
+    assert outcome(FILES[name], "busbw", {**case, "size": 1 << 30}, 435.0) is Outcome.UNCHECKED
+
+
 @each(
     ("name", "nodes", "collective", "sick"),
     [
