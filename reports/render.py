@@ -20,9 +20,9 @@ def render(report_dir: Path) -> int:
 
     The files that gate nodes are written first. A page that cannot be drawn does not cost the verdict.
     """
-    records = load(report_dir / JOURNAL)
+    records, last = _read(report_dir / JOURNAL)
     verdict = decide(records)
-    verdict_file.write(report_dir / VERDICT, records, verdict)
+    verdict_file.write(report_dir / VERDICT, records, verdict, last)
     answer.write_lists(report_dir, verdict)
     junit.write(report_dir / JUNIT, records, verdict)
     _write_html(report_dir, records, verdict)
@@ -31,13 +31,18 @@ def render(report_dir: Path) -> int:
 
 def load(journal: Path) -> list[Record]:
     """The records of a journal in any state. A damaged journal counts as a run that was cut short."""
+    return _read(journal)[0]
+
+
+def _read(journal: Path) -> tuple[list[Record], str]:
+    """The records, and the sha256 of the last line."""
     try:
         content = scan(journal, measurements=False)
     except OSError as fault:
-        return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")]
+        return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
     if content.faults:
-        return [*content.records, _damaged(f"{journal.name} is damaged: {'; '.join(content.faults[:5])}")]
-    return content.records
+        content.records.append(_damaged(f"{journal.name} is damaged: {'; '.join(content.faults[:5])}"))
+    return content.records, content.last
 
 
 def _damaged(why: str) -> EndRecord:
