@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, cast
@@ -93,12 +93,14 @@ def _digest(line: bytes) -> str:
 class Scan:
     """All that a journal yields: the records of its good lines, and the faults of the others.
 
-    `last` is the sha256 of its last line, "" where that is no record and so says nothing of the next.
+    `numbers` are those of the good lines. `last` is the sha256 of the last line, "" where that is no record
+    and so says nothing of the next.
     """
 
     records: list[Record]
     faults: list[str]
     last: str = _digest(b"")
+    numbers: list[int] = field(default_factory=list)
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
@@ -112,6 +114,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 journal.records.append(_torn(number))
+                journal.numbers.append(number)
                 continue
             before, journal.last = journal.last, ""
             said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
@@ -125,6 +128,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
                 journal.faults.append(f"line {number}: it was not written after line {number - 1} as that is")
             journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
             journal.records.append(record if measurements else _without_samples(record))
+            journal.numbers.append(number)
     return journal
 
 

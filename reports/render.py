@@ -10,7 +10,7 @@ from pathlib import Path
 from reports import answer, junit, verdict_file
 from reports.begin import HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.decision import RunVerdict, decide, exit_status
-from reports.journal import UNKNOWN_STATUS, scan
+from reports.journal import UNKNOWN_STATUS, Scan, scan
 from reports.record import EndRecord, Record
 from reports.text import write_file
 
@@ -40,9 +40,14 @@ def _read(journal: Path) -> tuple[list[Record], str]:
         content = scan(journal, measurements=False)
     except OSError as fault:
         return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
+    return load_scanned(content, journal.name), content.last
+
+
+def load_scanned(content: Scan, name: str) -> list[Record]:
+    """The records of a journal that was read."""
     if content.faults:
-        content.records.append(_damaged(f"{journal.name} is damaged: {'; '.join(content.faults[:5])}"))
-    return content.records, content.last
+        return [*content.records, _damaged(f"{name} is damaged: {'; '.join(content.faults[:5])}")]
+    return content.records
 
 
 def _damaged(why: str) -> EndRecord:
