@@ -70,8 +70,11 @@ def _diff(chosen: argparse.Namespace) -> int:
 
 
 def _history(chosen: argparse.Namespace) -> int:
-    for line in history.table([read(place) for place in chosen.runs]):
+    never = [place for place in chosen.runs if place.is_dir() and not (place / JOURNAL).exists()]
+    for line in history.table([read(place) for place in chosen.runs if place not in never]):
         print(clean(line))
+    for place in never:
+        print(f"{place}: no run began there", file=sys.stderr)
     return 0
 
 

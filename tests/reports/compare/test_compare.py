@@ -180,8 +180,10 @@ def test_the_history_is_a_table_oldest_first(tmp_path: Path, capsys: pytest.Capt
     faster = replace(making.GREEN, value=380.0, case={"size": 1 << 30})
     new = run_of(check(PAIR, judgements=(making.GREEN, faster)), run_id="second")[:-1]
     paths = both(tmp_path, old, new)
-    assert main(["history", *reversed(paths)]) == 0
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert main(["history", *reversed(paths), str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == f"{tmp_path}: no run began there\n"
+    said = [" ".join(line.split()) for line in printed.out.splitlines()]
     assert said[0].startswith("1: first 2026-11-19T00:00:00+00:00 ")
     assert said[1].startswith("2: second ")
     assert "cut short: it ended without a word" in said[1]
