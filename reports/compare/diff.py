@@ -75,7 +75,7 @@ def compare(old: Run, new: Run) -> Comparison:
         compared=len(enough),
         too_few=len(both) - len(enough),
         outcomes=tuple(_differences(outcomes(old), outcomes(new))),
-        environment=tuple(_differences(environment(old), environment(new))),
+        environment=tuple(_other_environment(environment(old), environment(new))),
     )
 
 
@@ -95,6 +95,17 @@ def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> Iterat
     for name in dict.fromkeys((*old, *new)):
         if old.get(name, _ABSENT) != new.get(name, _ABSENT):
             yield name, _text(old.get(name, _ABSENT)), _text(new.get(name, _ABSENT))
+
+
+def _other_environment(
+    old: Mapping[str, Mapping[str, object]], new: Mapping[str, Mapping[str, object]]
+) -> Iterator[tuple[str, str, str]]:
+    """What differs in what both runs know; of a node that was silent in one of them that is its state."""
+    for name in dict.fromkeys((*old, *new)):
+        before, after, state = old.get(name, {}), new.get(name, {}), f"{name}.state"
+        if min(len(before), len(after)) <= 1:
+            before, after = ({state: one[state]} if state in one else {} for one in (before, after))
+        yield from _differences(before, after)
 
 
 def _text(value: object) -> str:

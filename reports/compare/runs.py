@@ -14,7 +14,7 @@ from reports.audit import cut_short, head
 from reports.begin import JOURNAL
 from reports.journal import scan
 from reports.notation import size as size_text
-from reports.record import CheckRecord, JobRecord, NodeRecord, Record, RunRecord
+from reports.record import READY, CheckRecord, JobRecord, NodeRecord, Record, RunRecord
 
 Key = tuple[str, str, str]  # the nodes it was measured on, the check, the series or the metric
 _LABELS = ("metric", "what", "load", "name", "from", "to")
@@ -136,19 +136,22 @@ def outcomes(run: Run) -> dict[str, str]:
     return {short(check): check.outcome.value for check in run.checks}
 
 
-def environment(run: Run) -> dict[str, object]:
-    """What the run ran on, leaf by leaf; readings that differ at every look are left out."""
+def environment(run: Run) -> dict[str, dict[str, object]]:
+    """What the run and each node ran on, leaf by leaf, without readings that differ at every look.
+
+    Of a node that was never ready only its state is told.
+    """
     first = run.first
     about = {"versions": first.versions, "workload": first.workload, "hardware": first.hardware}
     told: dict[str, Any] = {"run": {**about, "controller": first.controller, "hosts": first.hosts}}
     for record in run.records:
         if isinstance(record, NodeRecord):
-            known = {"hardware": record.hardware, **record.facts} if record.facts else {}
+            known = {"hardware": record.hardware, **record.facts} if record.state == READY else {}
             told.setdefault(record.name, {}).update({**known, "state": record.state})
         elif isinstance(record, JobRecord):
-            for name in record.nodes:
-                told.setdefault(name, {}).setdefault("job environment", {}).update(record.environment)
-    return dict(_leaves(told, ""))
+            for facts in (told[name] for name in record.nodes if "hardware" in told.get(name, {})):
+                facts.setdefault("job environment", {}).update(record.environment)
+    return {name: dict(_leaves(facts, name)) for name, facts in told.items()}
 
 
 def _leaves(value: object, at: str) -> Iterator[tuple[str, object]]:

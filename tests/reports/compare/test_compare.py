@@ -153,6 +153,17 @@ def test_each_outcome_and_each_leaf_is_said(
     assert said in capsys.readouterr().out.splitlines()
 
 
+def test_of_a_node_that_was_silent_only_its_state_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = [NodeRecord("gpu02", "busy") if getattr(one, "name", "") == "gpu02" else one for one in run_of()]
+    paths = both(tmp_path, run_of(), silent)
+    assert main(["diff", *paths]) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment")] == [
+        "environment  gpu02.state: ready -> busy"
+    ]
+
+
 def test_checks_measured_together_count_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = replace(SLOWER, id=f"{PAIR}2", name="other")
     old, new = both(
