@@ -64,8 +64,8 @@ lab: .venv/.lab ## a cluster on this machine: ARGS="--nodes 4 --rate 200mbit"
 
 setup: .venv/.run ## install what the suite needs into .venv
 
-clean: ## remove what was made here
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis reports/out
+clean: ## remove what was made here, but not the runs (reports/runs)
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list what can be made

@@ -1,34 +1,84 @@
-"""`python -m reports render DIR`: write the reports again from the journal, also after a run was killed."""
+"""`python -m reports render | diff | history`: reports from journals, also of a run that was killed."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from reports.answer import console_lines
-from reports.begin import JOURNAL
+from reports.begin import JOURNAL, UNUSABLE
+from reports.compare import diff, history
+from reports.compare.runs import UnreadableError, read
 from reports.decision import decide
 from reports.render import load, render
 from reports.text import clean
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status of the rendered run, 4 when there is no journal."""
+    """Run the command line; returns its exit status, 4 when there is no journal that can be read."""
+    chosen = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = chosen.run
+    try:
+        return command(chosen)
+    except UnreadableError as fault:
+        print(fault, file=sys.stderr)
+        return UNUSABLE
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m reports", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("render", help="write junit.xml, verdict.json, the lists and report.html")
-    command.add_argument("directory", type=Path, help=f"a report directory that holds {JOURNAL}")
-    chosen = parser.parse_args(arguments)
-    if not (chosen.directory / JOURNAL).is_file():
-        print(f"{chosen.directory} holds no {JOURNAL}", file=sys.stderr)
-        return 4
-    status = render(chosen.directory)
-    verdict = decide(load(chosen.directory / JOURNAL))
-    for line in console_lines(verdict, str(chosen.directory / "report.html")):
+    again = commands.add_parser(
+        "render", help="write junit.xml, verdict.json, the lists and report.html of a run again"
+    )
+    again.add_argument("directory", type=Path, help=f"a report directory that holds {JOURNAL}")
+    again.set_defaults(run=_render)
+    two = commands.add_parser(
+        "diff",
+        help="what changed between two runs: 0 nothing, 1 something",
+        description=diff.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    two.add_argument("old", type=Path, help="a report directory, or its journal")
+    two.add_argument("new", type=Path, help="another")
+    two.set_defaults(run=_diff)
+    many = commands.add_parser("history", help="the judged figures of many runs, oldest first")
+    many.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
+    many.set_defaults(run=_history)
+    return parser
+
+
+def _render(chosen: argparse.Namespace) -> int:
+    directory: Path = chosen.directory
+    if not (directory / JOURNAL).is_file():
+        raise UnreadableError(f"{directory} holds no {JOURNAL}")
+    status = render(directory)
+    verdict = decide(load(directory / JOURNAL))
+    for line in console_lines(verdict, str(directory / "report.html")):
         print(clean(line))
     return status
 
 
+def _diff(chosen: argparse.Namespace) -> int:
+    old, new = read(chosen.old), read(chosen.new)
+    found = diff.compare(old, new)
+    for line in diff.lines(old, new, found):
+        print(clean(line))
+    return int(found.differs)
+
+
+def _history(chosen: argparse.Namespace) -> int:
+    never = [place for place in chosen.runs if place.is_dir() and not (place / JOURNAL).exists()]
+    for line in history.table([read(place) for place in chosen.runs if place not in never]):
+        print(clean(line))
+    for place in never:
+        print(f"{place}: no run began there", file=sys.stderr)
+    return 0
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a table without a word
     sys.exit(main())

@@ -19,9 +19,15 @@ _ORDER = (Standing.REJECTED, Standing.UNPROVEN, Standing.ACCEPTED)
 
 def write_lists(report_dir: Path, verdict: RunVerdict) -> None:
     """Write `rejected.txt`, `unproven.txt` and `accepted.txt`: hosts files with the reasons as comments."""
+    for name, text in lists(verdict):
+        write_file(report_dir / name, text)
+
+
+def lists(verdict: RunVerdict) -> Iterator[tuple[str, str]]:
+    """The name of each list, and what it says."""
     for standing in _ORDER:
         lines = (*_header(verdict, standing), *_entries(verdict, standing))
-        write_file(report_dir / f"{standing.value}.txt", "".join(f"{line}\n" for line in lines))
+        yield f"{standing.value}.txt", "".join(f"{line}\n" for line in lines)
 
 
 def _header(verdict: RunVerdict, standing: Standing) -> Iterator[str]:

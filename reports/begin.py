@@ -1,11 +1,13 @@
 """How a report directory begins: held by one run, with a red report in it and nothing of an earlier run.
 
-`python3 -m reports.begin ARGUMENTS` does that for `pytest suites/ ARGUMENTS`. The standard library is enough
-for it, so that a set-up that fails leaves a red report too.
+By default that is a new directory in `reports/runs`, to which `reports/out` leads. `python3 -m reports.begin
+ARGUMENTS` does that for `pytest suites/ ARGUMENTS`. The standard library is enough for it, so that a set-up
+that fails leaves a red report too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from reports.hold import HeldError, Hold
+from reports.hold import HeldError, Hold, drop_unused, is_ours
 from reports.text import clean, first_line, redact, write_file
 
 JOURNAL, JUNIT, VERDICT = "results.jsonl", "junit.xml", "verdict.json"
@@ -44,19 +46,45 @@ class UnusableError(Exception):
     """No report can be written there; says what of an earlier run is still there."""
 
 
-def take(directory: Path, user_junit: Path | None = None) -> Hold:
-    """Hold the directory and begin in it; raises HeldError, with nothing touched, or UnusableError."""
+def take(place: Path, user_junit: Path | None = None, runs: Path | None = None) -> Hold:
+    """Hold the place and begin in it; raises HeldError, with nothing touched, or UnusableError.
+
+    With `runs` the last run stays as it is. Where no directory can be made there, or no link to it (a mount
+    or a link of the operator's is in its place), the place itself is begun in.
+    """
+    hold = _kept(place, runs) if runs is not None else None
+    if hold is None:
+        try:
+            hold = Hold(place)
+        except OSError as fault:
+            begin(place, user_junit=user_junit)
+            raise UnusableError(f"--report-dir {place}: {fault.strerror or fault}") from None
     try:
-        hold = Hold(directory)
-    except OSError as fault:
-        begin(directory, user_junit=user_junit)
-        raise UnusableError(f"--report-dir {directory}: {fault.strerror or fault}") from None
-    try:
-        begin(directory, user_junit=user_junit)
+        begin(hold.directory, user_junit=user_junit)
     except UnusableError:
         hold.release()
         raise
     return hold
+
+
+def _kept(place: Path, runs: Path) -> Hold | None:
+    """Hold a new directory in `runs`, to which the place leads as soon as there is a red report in it.
+
+    None where that cannot be: then the place leads nowhere, so that no later write changes the last run.
+    """
+    hold = None
+    with contextlib.suppress(OSError):
+        hold = Hold(place, runs)
+        _write_fault(hold.directory / JUNIT, _tombstone(""))
+        hold.publish()
+        return hold
+    if hold is not None:
+        drop_unused(hold.directory)
+        hold.release()
+    with contextlib.suppress(OSError):
+        if is_ours(place, runs):
+            place.unlink()
+    return None
 
 
 def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> None:
@@ -113,9 +141,15 @@ def _taken_away(path: Path) -> bool:
     return True
 
 
-def report_dir(here: Path, text: str | None, root: Path) -> Path:
-    """Say where the report goes: what --report-dir says, seen from `here`, or reports/out."""
-    return here / os.path.expanduser(text) if text else root / "reports" / "out"
+def report_dir(here: Path, text: str | None, root: Path) -> tuple[Path, Path | None]:
+    """Say where the report goes: what --report-dir says, seen from `here`, or reports/out.
+
+    And where runs are kept, None for a directory of the operator's.
+    """
+    ours = root / "reports" / "out"
+    place = Path(os.path.abspath(here / os.path.expanduser(text))) if text else ours
+    same = (place.name, place.parent.resolve()) == (ours.name, ours.parent.resolve())
+    return place, (ours.with_name("runs") if same else None)
 
 
 def junit_path(text: str | None) -> Path | None:
@@ -150,9 +184,9 @@ def main(arguments: Sequence[str]) -> int:
     if not _WRITES_NOTHING.isdisjoint(words):
         return 0
     root = Path(__file__).resolve().parent.parent
-    directory = report_dir(Path.cwd(), given(words, "--report-dir"), root)
+    place, runs = report_dir(Path.cwd(), given(words, "--report-dir"), root)
     try:
-        take(directory, junit_path(given(words, "--junitxml", "--junit-xml"))).release()
+        take(place, junit_path(given(words, "--junitxml", "--junit-xml")), runs).release()
     except (HeldError, UnusableError) as refused:
         print(refused, file=sys.stderr)
         return UNUSABLE

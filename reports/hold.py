@@ -1,4 +1,4 @@
-"""The report directory of a run: held by one run at a time."""
+"""The report directory of a run: held by one run at a time, by default a new one behind a link."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import fcntl
 import os
 import platform
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
+
+_BEFORE_IT_RUNS = {"junit.xml", ".lock"}  # what a directory holds in which no run ever began
 
 
 class HeldError(Exception):
@@ -17,16 +20,25 @@ class HeldError(Exception):
 class Hold:
     """A report directory that is ours until `release`, or until this process is gone.
 
-    Raises HeldError where it is another's, and OSError where it cannot be held at all.
+    With `runs` the directory is a new one in there, and `place` becomes a link to it with `publish`. Raises
+    HeldError where another run holds the place, and OSError where it cannot be held at all.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._file = self._take()
+    def __init__(self, place: Path, runs: Path | None = None) -> None:
+        self.place, self.run_id = place, _new_id(datetime.now(timezone.utc))
+        self.directory = place if runs is None else runs / self.run_id
+        self._file = self._take(place if runs is None else runs)
+        if runs is not None:
+            try:
+                _keep(place, runs)
+                self.directory.mkdir()
+            except (OSError, HeldError):
+                self.release()
+                raise
 
-    def _take(self) -> IO[str]:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        file = self._open(self.directory / ".lock")
+    def _take(self, home: Path) -> IO[str]:
+        home.mkdir(parents=True, exist_ok=True)
+        file = self._open(home / ".lock")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as refused:
@@ -36,7 +48,7 @@ class Hold:
                 file.seek(0)
                 holder = file.read().strip()
             raise HeldError(
-                f"--report-dir {self.directory} is held by another run ({holder}); "
+                f"--report-dir {self.place} is held by another run ({holder}); "
                 "wait for it, or name another directory"
             ) from None
         with contextlib.suppress(OSError):  # a full disk has no room for our name; the lock is what counts
@@ -52,6 +64,45 @@ class Hold:
                 raise
             return path.open()  # another user's, who may hold it: a lock needs no right to write
 
+    def publish(self) -> None:
+        """Let the place, if it is a link, lead to this directory from one moment to the next."""
+        if self.directory == self.place:
+            return
+        last = self.place.resolve() if self.place.is_symlink() else None
+        spare = self.place.with_name(f".{self.place.name}.{self.run_id}")
+        spare.symlink_to(os.path.relpath(self.directory, self.place.parent))
+        os.replace(spare, self.place)
+        if last is not None:
+            drop_unused(last)
+
     def release(self) -> None:
         """Let the next run in."""
         self._file.close()
+
+
+def is_ours(place: Path, runs: Path) -> bool:
+    """Whether a link leads to a run that is kept; a link of the operator's leads elsewhere."""
+    return place.is_symlink() and place.resolve().parent == runs.resolve()
+
+
+def _new_id(when: datetime) -> str:
+    return f"{when:%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
+
+
+def _keep(place: Path, runs: Path) -> None:
+    """Make room for the link: what lies there as a directory becomes one of the runs."""
+    if is_ours(place, runs) or not os.path.lexists(place):
+        return
+    if place.is_symlink() or not place.is_dir():
+        raise FileExistsError(f"{place} is the operator's own")
+    Hold(place).release()  # no directory is moved while somebody writes into it
+    place.rename(runs / _new_id(datetime.fromtimestamp(place.stat().st_mtime, timezone.utc)))
+
+
+def drop_unused(directory: Path) -> None:
+    """Remove a directory that holds nothing but the red report from before a run."""
+    with contextlib.suppress(OSError):
+        if {path.name for path in directory.iterdir()} <= _BEFORE_IT_RUNS:
+            for path in directory.iterdir():
+                path.unlink()
+            directory.rmdir()

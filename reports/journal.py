@@ -1,18 +1,21 @@
-"""`results.jsonl`: one JSON line per record, handed to the kernel at once, and read back.
+"""`results.jsonl`: one JSON line per record, on disk before the run goes on, and read back strictly.
 
 Whatever ends the run, every finished check is in the file: a line is written in one piece, and it counts once
-its newline is there. A last line without a newline is torn: the writer was killed. Reading is strict: it
-accepts only lines that `encode` could have written.
+its newline is there. A last line without a newline is torn: the writer was killed. Each line ends with
+`before`, the sha256 of the line before it, so that no line is changed, added or taken out unnoticed; that of
+the last line is in verdict.json. Reading is strict: it accepts only lines that `encode` could have written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, cast
@@ -26,6 +29,8 @@ UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had 
 _RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
 )
+_BEFORE = re.compile(rb',"before":"([0-9a-f]{64})"\}\n')
+_BEFORE_LENGTH = len(b',"before":""}\n') + 64
 
 
 class Journal:
@@ -37,24 +42,26 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self.path, flags, 0o644)
         self._size = 0
+        self._last = _digest(b"")
         self._lock = threading.Lock()
         self._closed = False
 
     def write(self, record: Record) -> None:
-        """Append one record. On return the kernel has it, so a SIGKILL cannot lose it."""
-        line = json.dumps(encode(record), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+        """Append one record. On return it is on disk, so that not even a power cut can lose it."""
+        body = json.dumps(encode(record), allow_nan=False, separators=(",", ":")).encode("ascii")
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self.path}: a {type(record).__name__} after the journal was closed")
+            line = linked(body, self._last)
             try:
                 _write_all(self._file, line)
+                os.fsync(self._file)
             except OSError:
                 # A full disk must not leave half a line in front of later, complete ones.
                 os.ftruncate(self._file, self._size)
                 raise
             self._size += len(line)
-            if isinstance(record, EndRecord):
-                os.fsync(self._file)
+            self._last = _digest(line)
 
     def close(self) -> None:
         """Sync the file to disk and close it. May be called twice."""
@@ -73,12 +80,27 @@ class Journal:
         self.close()
 
 
-@dataclass(frozen=True)
+def linked(body: bytes, last: str) -> bytes:
+    """The line of a record, with the sha256 of the line before it."""
+    return body[:-1] + f',"before":"{last}"}}\n'.encode("ascii")
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+@dataclass
 class Scan:
-    """All that a journal yields: the records of its good lines, and the faults of the others."""
+    """All that a journal yields: the records of its good lines, and the faults of the others.
+
+    `numbers` are those of the good lines. `last` is the sha256 of the last line, "" where that is no record
+    and so says nothing of the next.
+    """
 
     records: list[Record]
     faults: list[str]
+    last: str = _digest(b"")
+    numbers: list[int] = field(default_factory=list)
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
@@ -92,14 +114,21 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 journal.records.append(_torn(number))
+                journal.numbers.append(number)
                 continue
+            before, journal.last = journal.last, ""
+            said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
             try:
-                record = decode(line)
+                record = decode(line[:-_BEFORE_LENGTH] + b"}" if said else line)
             except DecodeError as fault:
                 journal.faults.append(f"line {number}: {fault}")
                 continue
+            journal.last = _digest(line)
+            if before and (said is None or said[1].decode() != before):
+                journal.faults.append(f"line {number}: it was not written after line {number - 1} as that is")
             journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
             journal.records.append(record if measurements else _without_samples(record))
+            journal.numbers.append(number)
     return journal
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes what JSON has no number for
 
 
@@ -134,6 +134,7 @@ class RunRecord:
     selection: str = ""
     notes: tuple[str, ...] = ()  # what a reader should know first
     versions: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of what the run was made of
     schema: int = SCHEMA_VERSION
     type: Literal["run"] = "run"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from reports import answer, junit, verdict_file
 from reports.begin import HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.decision import RunVerdict, decide, exit_status
-from reports.journal import UNKNOWN_STATUS, scan
+from reports.journal import UNKNOWN_STATUS, Scan, scan
 from reports.record import EndRecord, Record
 from reports.text import write_file
 
@@ -20,9 +20,9 @@ def render(report_dir: Path) -> int:
 
     The files that gate nodes are written first. A page that cannot be drawn does not cost the verdict.
     """
-    records = load(report_dir / JOURNAL)
+    records, last = _read(report_dir / JOURNAL)
     verdict = decide(records)
-    verdict_file.write(report_dir / VERDICT, records, verdict)
+    verdict_file.write(report_dir / VERDICT, records, verdict, last)
     answer.write_lists(report_dir, verdict)
     junit.write(report_dir / JUNIT, records, verdict)
     _write_html(report_dir, records, verdict)
@@ -31,12 +31,22 @@ def render(report_dir: Path) -> int:
 
 def load(journal: Path) -> list[Record]:
     """The records of a journal in any state. A damaged journal counts as a run that was cut short."""
+    return _read(journal)[0]
+
+
+def _read(journal: Path) -> tuple[list[Record], str]:
+    """The records, and the sha256 of the last line."""
     try:
         content = scan(journal, measurements=False)
     except OSError as fault:
-        return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")]
+        return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
+    return load_scanned(content, journal.name), content.last
+
+
+def load_scanned(content: Scan, name: str) -> list[Record]:
+    """The records of a journal that was read."""
     if content.faults:
-        return [*content.records, _damaged(f"{journal.name} is damaged: {'; '.join(content.faults[:5])}")]
+        return [*content.records, _damaged(f"{name} is damaged: {'; '.join(content.faults[:5])}")]
     return content.records
 
 

@@ -9,19 +9,24 @@ from pathlib import Path
 
 from reports.audit import head
 from reports.decision import NodeVerdict, RunVerdict, Standing, exit_status
-from reports.record import EndRecord, JobRecord, Outcome, Record
+from reports.record import EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
 
 SCHEMA_VERSION = 1
 
 
-def write(path: Path, records: Sequence[Record], verdict: RunVerdict) -> None:
+def write(path: Path, records: Sequence[Record], verdict: RunVerdict, last: str = "") -> None:
     """Write the verdict to `path`, whole or not at all."""
-    data = scrub(document(records, verdict))
-    write_file(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
+    write_file(path, text(records, verdict, last))
 
 
-def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
+def text(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> str:
+    """What the file holds; `last` is the sha256 of the journal's last line."""
+    data = scrub(document(records, verdict, last))
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> dict[str, object]:
     """The verdict as plain data."""
     return {
         "schema": SCHEMA_VERSION,
@@ -38,6 +43,19 @@ def document(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object
         "not_reported": [dataclasses.asdict(entry) for entry in verdict.not_reported],
         "faults": [dataclasses.asdict(fault) for fault in verdict.faults],
         "waits": waits(records),
+        "made_of": _made_of(records, verdict, last),
+    }
+
+
+def _made_of(records: Sequence[Record], verdict: RunVerdict, last: str) -> dict[str, object]:
+    """What this verdict rests on: sha256 of the files, and the seed of what was drawn by chance."""
+    run = head(records)
+    nodes = [record for record in records if isinstance(record, NodeRecord) and record.hardware]
+    return {
+        "journal": last,
+        **(run.inputs if run else {}),
+        "hardware_files": {node.hardware: node.facts.get("hardware_file", {}) for node in nodes},
+        "seed": verdict.run_id,
     }
 
 

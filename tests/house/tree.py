@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 IGNORED = {".git", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
 
 
-OUTPUT = Path("reports", "out")
+OUTPUT = {Path("reports", "out"), Path("reports", "runs")}
 
 
 def files(root: Path) -> Iterator[Path]:
     """Every file below `root` that belongs to the tree, relative to it and sorted."""
     for folder, folders, names in os.walk(root):
         place = Path(folder).relative_to(root)
-        folders[:] = sorted(name for name in folders if name not in IGNORED and place / name != OUTPUT)
+        folders[:] = sorted(name for name in folders if name not in IGNORED and place / name not in OUTPUT)
         yield from (place / name for name in sorted(names) if name not in IGNORED)
 
 

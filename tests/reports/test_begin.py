@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reports import render
-from reports.begin import begin, junit_path
-from reports.hold import Hold
+from reports.begin import UnusableError, begin, junit_path, take
+from reports.hold import HeldError, Hold
 from tests.house.tree import ROOT
 from tests.reports import making
 
@@ -169,3 +169,103 @@ def test_a_pipe_or_a_device_is_no_report_of_last_night_and_stays(tmp_path: Path)
     os.mkfifo(pipe)
     assert (junit_path(str(pipe)), junit_path("/dev/null")) == (None, None)
     assert junit_path(str(tmp_path / "junit.xml")) == tmp_path / "junit.xml"
+
+
+# -- runs that are kept ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(last_night: Path) -> tuple[Path, Path]:
+    """Where reports go and where runs are kept, with last night's run among them."""
+    runs = last_night.with_name("runs")
+    take(last_night, runs=runs).release()
+    return last_night, runs
+
+
+def test_a_run_leaves_the_last_one_as_it_was(kept: tuple[Path, Path]) -> None:
+    """The directory of an earlier version becomes a run, and what never ran is gone with the next."""
+    place, runs = kept
+    for _ in range(2):
+        hold = take(place, place / "junit.xml", runs)
+        hold.release()
+        last, new = sorted(path for path in runs.iterdir() if path.is_dir() and path != hold.directory), hold
+        assert place.is_symlink()
+        assert place.resolve() == new.directory
+        assert os.readlink(place) == f"runs/{hold.run_id}"
+        assert [path.name for path in new.directory.iterdir()] == ["junit.xml"]
+        assert red(place / "junit.xml")
+        assert [set(contents(path)) > {"results.jsonl", "accepted.txt"} for path in last] == [True]
+        assert not red(last[0] / "junit.xml")
+
+
+def test_a_run_that_began_is_never_removed(kept: tuple[Path, Path]) -> None:
+    place, runs = kept
+    for _ in range(2):
+        hold = take(place, runs=runs)
+        (place / "results.jsonl").touch()
+        hold.release()
+    assert len([path for path in runs.iterdir() if path.is_dir()]) == 3
+
+
+def test_the_link_leads_from_red_to_red(kept: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no moment does it lead nowhere, or to a directory without a red report."""
+    place, runs = kept
+    replace, moments = os.replace, []
+
+    def look(source: str | Path, target: str | Path) -> None:
+        if target == place:
+            moments.append((red(place / "junit.xml"), red(Path(source) / "junit.xml")))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", look)
+    take(place, runs=runs).release()
+    assert moments == [(True, True)]
+
+
+def test_a_second_run_is_refused_and_changes_nothing(kept: tuple[Path, Path]) -> None:
+    place, runs = kept
+    hold = take(place, runs=runs)
+    with pytest.raises(HeldError, match=r"out is held by another run"):
+        take(place, runs=runs)
+    assert place.resolve() == hold.directory
+    hold.release()
+
+
+def test_a_directory_in_use_is_not_moved(last_night: Path) -> None:
+    hold = Hold(last_night)
+    with pytest.raises(HeldError):
+        take(last_night, runs=last_night.with_name("runs"))
+    hold.release()
+    assert not last_night.is_symlink()
+
+
+@pytest.mark.parametrize("why", ["somebody else's link", "no links are made"])
+def test_where_no_run_can_be_kept_the_place_itself_is_begun_in(
+    kept: tuple[Path, Path], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, runs = kept
+    if why == "somebody else's link":
+        place.unlink()
+        (place.parent / "scratch").mkdir()
+        place.symlink_to("scratch")
+    else:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(why)
+
+        monkeypatch.setattr(Path, "symlink_to", refuse)
+    last = {path.parent: contents(path.parent) for path in runs.glob("*/results.jsonl")}
+    hold = take(place, runs=runs)
+    hold.release()
+    assert hold.directory == place
+    assert red(place / "junit.xml")
+    assert place.is_symlink() == (why == "somebody else's link")
+    assert all(contents(path) == before for path, before in last.items())
+    assert last
+
+
+def test_a_file_in_the_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(UnusableError, match="File exists"):
+        take(tmp_path / "out", runs=tmp_path / "runs")
+    assert (tmp_path / "out").is_file()

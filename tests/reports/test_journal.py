@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import journal as journal_module
-from reports.journal import Journal, decode, encode, scan
+from reports.journal import Journal, decode, encode, linked, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
 from reports.text import scrub
 from tests.each import each
@@ -167,13 +168,56 @@ BAD_LINES = [
 ]
 
 
+def grow(path: Path, *lines: str) -> None:
+    """Append lines as a journal would, each after the one before it."""
+    last = scan(path).last
+    for text in lines:
+        line = linked(text.encode(), last) if text.endswith("}") else f"{text}\n".encode()
+        last = hashlib.sha256(line).hexdigest()
+        path.write_bytes(path.read_bytes() + line)
+
+
 @each(("line", "fault"), BAD_LINES)
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, line: str, fault: str) -> None:
     path = making.save([making.run()], tmp_path)
-    path.write_text(f"{path.read_text()}{line}\n{mangled(making.end())}\n")
+    grow(path, line, mangled(making.end()))
     (found,) = scan(path).faults
     assert found.startswith(f"line 2: {fault}")
     assert scan(path).records[0] == making.run()
+
+
+def test_a_line_that_was_changed_added_moved_or_taken_out_is_found(tmp_path: Path) -> None:
+    path = making.save(making.green(), tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    other = lines[3].replace(b'"ready"', b'"lost."')
+    for changed, at in (
+        ([*lines[:3], other, *lines[4:]], 5),
+        ([*lines[:3], *lines[4:]], 4),
+        ([*lines[:3], lines[3], lines[3], *lines[4:]], 5),
+        ([*lines[:2], lines[3], lines[2], *lines[4:]], 3),
+        (lines[1:], 1),
+        ([*lines[:3], lines[3][:-77] + b"}\n", *lines[4:]], 4),
+    ):
+        path.write_bytes(b"".join(changed))
+        assert scan(path).faults[0].startswith(f"line {at}: ")
+
+
+def test_each_record_is_on_disk_before_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def note(handle: int) -> None:
+        fsync(handle)
+        synced.append(os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", note)
+    path = tmp_path / "results.jsonl"
+    with Journal(path) as journal:
+        for number, record in enumerate(making.green(), start=1):
+            journal.write(record)
+            assert (len(synced), synced[-1]) == (number, path.stat().st_size)
 
 
 def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path,
 
 def test_a_journal_of_another_schema_accepts_nobody(tmp_path: Path) -> None:
     path = making.save(green(), tmp_path)
-    path.write_text(path.read_text().replace('"schema":2', '"schema":99'))
+    path.write_text(path.read_text().replace('"schema":3', '"schema":99'))
     assert render.render(tmp_path) == 2
     assert hosts(tmp_path / "accepted.txt") == []
 

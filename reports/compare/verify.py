@@ -1,0 +1,55 @@
+"""Whether a finished run is as it was left: journal, verdict and lists, each fault with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from reports import answer, verdict_file
+from reports.begin import JOURNAL, VERDICT
+from reports.compare.runs import UnreadableError
+from reports.decision import decide
+from reports.journal import Scan, scan
+from reports.render import load_scanned
+from reports.text import clean
+
+
+def faults(directory: Path, content: Scan) -> Iterator[str]:
+    """What is not as the run left it; `content` is its journal, with samples or without.
+
+    The journal proves its own lines but the last, which the verdict names. The verdict and the lists are made
+    again from the journal. Who can write all of them can forge all of them: this is no signature.
+    """
+    yield from (f"{JOURNAL}, {fault}" for fault in content.faults)
+    records = load_scanned(content, JOURNAL)
+    verdict = decide(records)
+    yield from _other_lines(directory / VERDICT, verdict_file.text(records, verdict, content.last))
+    for name, text in answer.lists(verdict):
+        yield from _other_lines(directory / name, text)
+
+
+def _other_lines(path: Path, expected: str) -> Iterator[str]:
+    """The first line of a file that is not what the journal makes of it."""
+    try:
+        found = path.read_bytes().decode("utf-8", "replace")
+    except OSError as fault:
+        yield f"{path.name} cannot be read: {fault.strerror or fault}"
+        return
+    ours, theirs = expected.split("\n"), found.split("\n")
+    for number in range(1, max(len(ours), len(theirs)) + 1):
+        want, has = (lines[number - 1] if number <= len(lines) else None for lines in (ours, theirs))
+        if want != has:
+            yield f"{path.name}, line {number}: it says {_shown(has)}, and the journal {_shown(want)}"
+            return
+
+
+def _shown(line: str | None) -> str:
+    return "nothing" if line is None else repr(clean(line).strip()[:120])
+
+
+def scanned(directory: Path) -> Scan:
+    """The journal with its samples; raises UnreadableError where there is none."""
+    try:
+        return scan(directory / JOURNAL)
+    except OSError as fault:
+        raise UnreadableError(f"{directory}: no journal can be read: {fault.strerror or fault}") from None
