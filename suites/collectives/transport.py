@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.node import processes
-from fixtures.node.nccl_log import from_nccl_log
+from fixtures.node.nccl_log import OMNI_PATH, from_nccl_log
 
 __all__ = ["describe", "expand", "from_nccl_log", "read_counters", "settled_counters"]
 
@@ -22,7 +22,7 @@ LOG_HEAD_BYTES = 1 << 20
 SETTLE_S = 2.0  # a driver may publish a port's counters once a second
 # GPUDirect-TCPX is seen by the counters of its network devices; TCPXO passes by them.
 FAMILIES = {"infiniband": "ib:", "roce": "ib:", "verbs": "ib:", "efa": "efa:"}
-FAMILIES |= {"sockets": "net:", "tcpx": "net:"}
+FAMILIES |= {"sockets": "net:", "tcpx": "net:", "omnipath": "ib:"}
 
 
 def read_counters(sysfs: str = "/sys") -> Counters:
@@ -158,10 +158,11 @@ def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
     layers = set()
     for port in (sysfs / "class/infiniband").glob("*/ports/*"):
         try:
-            layers.add((port / "link_layer").read_text().strip())
+            omni_path = port.parent.parent.name.startswith(OMNI_PATH)
+            layers.add("Omni-Path" if omni_path else (port / "link_layer").read_text().strip())
         except OSError:
             layers.add("unreadable")
-    named = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+    named = {"InfiniBand": "infiniband", "Ethernet": "roce", "Omni-Path": "omnipath"}
     layer = layers.pop() if len(layers) == 1 else ""
     found["network"] = named.get(layer, "unknown")
     if layer in named:
