@@ -49,7 +49,7 @@ def read_counters(sysfs: str = "/sys") -> Counters:
 def background(seconds: float = IDLE_S, sysfs: str = "/sys") -> dict[str, float]:
     """Return the bytes per second that each port sends while no rank does: storage may share it."""
     start, before = time.monotonic(), read_counters(sysfs)
-    time.sleep(seconds)
+    processes.wait_until(lambda: time.monotonic() >= start + seconds, seconds)
     after, took_s = read_counters(sysfs), time.monotonic() - start
     return {name: max(0, after.get(name, sent) - sent) / took_s for name, sent in before.items()}
 

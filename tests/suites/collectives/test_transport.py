@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import threading
@@ -162,13 +161,15 @@ def test_verbs_are_settled_by_the_link_layer_of_the_ports(
 def test_what_storage_sends_over_the_same_ports_is_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds, words = iter((10.0, 12.0)), iter((100, 100 + PAYLOAD // 2))
-    port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=next(words))
-    send = functools.partial(port, tmp_path, "mlx5_0/ports/1")
-    clock = SimpleNamespace(
-        monotonic=lambda: next(seconds), sleep=lambda _: send(counters__port_xmit_data=next(words))
-    )
-    monkeypatch.setattr(transport, "time", clock)
+    moments = iter((10.0, 12.0, 12.0))
+    port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100)
+
+    def later() -> float:
+        if (moment := next(moments)) > 10.0:
+            port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100 + PAYLOAD // 2)
+        return moment
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=later))
     idle = transport.background(1.1, str(tmp_path))
     assert idle == {"ib:mlx5_0/1": PAYLOAD}  # half of the words, of four bytes, in two seconds
     before, after = {"ib:mlx5_0/1": 7}, {"ib:mlx5_0/1": 7 + 3 * PAYLOAD, "net:eth0": 5}
