@@ -130,7 +130,9 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
     ]
     ctx.progress.phase("transport")
     timing.barrier(ctx)
-    before = ports.read_counters()
+    idle = ports.background() if ctx.backend == "nccl" else {}
+    timing.barrier(ctx)  # nobody begins while another still listens
+    start, before = time.monotonic(), ports.read_counters()
     for number, work in enumerate(works, 1):
         work.prepare(0)
         work.run(0)
@@ -139,6 +141,7 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
     timing.barrier(ctx)  # the counters are the node's: its other ranks must have finished too
     sent = size_bytes * (3 * (ctx.size - 1) + ctx.size) // ctx.size
     after = ports.settled_counters(before, sent)
+    after = ports.without(idle, before, after, time.monotonic() - start)
     for work in works:
         keep(wrong, work.check(0))
     used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))

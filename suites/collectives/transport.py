@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fixtures.node import processes
-from fixtures.node.nccl_log import from_nccl_log
+from fixtures.node.nccl_log import OMNI_PATH, from_nccl_log
 
 __all__ = ["describe", "expand", "from_nccl_log", "read_counters", "settled_counters"]
 
@@ -20,9 +21,10 @@ ENOUGH = 0.5  # a port that moved half of the payload carried it: drivers may pu
 MOST_LOG_BYTES = 64 << 20
 LOG_HEAD_BYTES = 1 << 20
 SETTLE_S = 2.0  # a driver may publish a port's counters once a second
+IDLE_S = 1.1  # as long as it takes a driver to publish them
 # GPUDirect-TCPX is seen by the counters of its network devices; TCPXO passes by them.
 FAMILIES = {"infiniband": "ib:", "roce": "ib:", "verbs": "ib:", "efa": "efa:"}
-FAMILIES |= {"sockets": "net:", "tcpx": "net:"}
+FAMILIES |= {"sockets": "net:", "tcpx": "net:", "omnipath": "ib:"}
 
 
 def read_counters(sysfs: str = "/sys") -> Counters:
@@ -42,6 +44,22 @@ def read_counters(sysfs: str = "/sys") -> Counters:
         if sent is not None:
             counters[f"net:{statistics.parent.parent.name}"] = sent
     return counters
+
+
+def background(seconds: float = IDLE_S, sysfs: str = "/sys") -> dict[str, float]:
+    """Return the bytes per second that each port sends while no rank does: storage may share it."""
+    start, before = time.monotonic(), read_counters(sysfs)
+    processes.wait_until(lambda: time.monotonic() >= start + seconds, seconds)
+    after, took_s = read_counters(sysfs), time.monotonic() - start
+    return {name: max(0, after.get(name, sent) - sent) / took_s for name, sent in before.items()}
+
+
+def without(idle: Mapping[str, float], before: Counters, after: Counters, took_s: float) -> Counters:
+    """Return the later reading less what ports send anyway, and never below the earlier one."""
+    return {
+        name: max(before.get(name, 0), sent - int(idle.get(name, 0.0) * took_s))
+        for name, sent in after.items()
+    }
 
 
 def settled_counters(
@@ -158,10 +176,11 @@ def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
     layers = set()
     for port in (sysfs / "class/infiniband").glob("*/ports/*"):
         try:
-            layers.add((port / "link_layer").read_text().strip())
+            omni_path = port.parent.parent.name.startswith(OMNI_PATH)
+            layers.add("Omni-Path" if omni_path else (port / "link_layer").read_text().strip())
         except OSError:
             layers.add("unreadable")
-    named = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+    named = {"InfiniBand": "infiniband", "Ethernet": "roce", "Omni-Path": "omnipath"}
     layer = layers.pop() if len(layers) == 1 else ""
     found["network"] = named.get(layer, "unknown")
     if layer in named:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,26 @@ def test_verbs_are_settled_by_the_link_layer_of_the_ports(
     found = nccl(written(tmp_path, VERBS), {}, sysfs=str(tmp_path))
     assert found["network"] == network
     assert bool(found["why"]) == (network == "unknown")
+
+
+def test_what_storage_sends_over_the_same_ports_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter((10.0, 12.0, 12.0))
+    port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100)
+
+    def later() -> float:
+        if (moment := next(moments)) > 10.0:
+            port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100 + PAYLOAD // 2)
+        return moment
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=later))
+    idle = transport.background(1.1, str(tmp_path))
+    assert idle == {"ib:mlx5_0/1": PAYLOAD}  # half of the words, of four bytes, in two seconds
+    before, after = {"ib:mlx5_0/1": 7}, {"ib:mlx5_0/1": 7 + 3 * PAYLOAD, "net:eth0": 5}
+    assert transport.without(idle, before, after, 3.0) == {"ib:mlx5_0/1": 7, "net:eth0": 5}
+    assert transport.without(idle, before, after, 2.0)["ib:mlx5_0/1"] == 7 + PAYLOAD
+    assert transport.without(idle, before, after, 9.0)["ib:mlx5_0/1"] == 7
 
 
 def test_a_world_inside_a_node_must_not_move_its_payload_over_a_fabric(tmp_path: Path) -> None:
