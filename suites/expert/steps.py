@@ -26,7 +26,7 @@ from suites.expert.parity import Experts, fit_layer, layer
 from suites.expert.parts import every_size, sizes_in
 from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, even_traffic
-from suites.expert.tokens import RoundTrip, exact
+from suites.expert.tokens import RoundTrip, enlarged, exact
 
 
 @step
@@ -44,7 +44,7 @@ def dispatch_combine(
     return {
         **answer(study(ctx, trip)),
         "figures": {"imbalance": imbalance(trip.sent)},
-        **exact(ctx, scaled(trip.sent, words)),
+        **exact(ctx, enlarged(ctx, scaled(trip.sent, words))),
     }
 
 
@@ -75,7 +75,7 @@ def parity(
     return {
         **answer(study(ctx, made)),
         "figures": {"imbalance": imbalance(made.sent)},
-        **exact(ctx, scaled(made.sent, hidden)),
+        **exact(ctx, enlarged(ctx, scaled(made.sent, hidden))),
     }
 
 
@@ -103,7 +103,7 @@ def group_limited(
     saved, line = made.crossings(found.runs[torch.int64].kept)
     told = answer(found)
     hops = {"expert across": made.first, "expert inside": made.second}
-    sent = [exact(ctx, scaled(hop, words), what) for what, hop in hops.items()]
+    sent = [exact(ctx, enlarged(ctx, scaled(hop, words)), what) for what, hop in hops.items()]
     return {
         **told,
         "traffic": [*told["traffic"], line],

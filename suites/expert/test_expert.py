@@ -158,7 +158,13 @@ def test_time_holds_its_formula(check: Check) -> None:
     check.run()
 
 
-@over([*NORMAL, *LATENCY, *DIVIDED], INSIDE, NETWORK, ask=requests.step, judges=[patterns.judge])
+@over(
+    [*TOKENS, *ODD, *PARITY, *GROUPS, *NORMAL, *LATENCY, *DIVIDED, *PATTERN],
+    INSIDE,
+    NETWORK,
+    ask=requests.step,
+    judges=[patterns.judge],
+)
 def test_pattern_holds_its_limit(check: Check) -> None:
     """The step's own collectives are as fast as the hardware file allows collectives to be."""
     check.run()

@@ -16,10 +16,10 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, timed
+from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, timed
 from fixtures.ranks.study.pattern import moved as moved_by
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
-from suites.expert.routing import Shape, column, matrix, tables, transposed
+from suites.expert.routing import Shape, column, matrix, scaled, tables, transposed
 
 TAGS = 2  # the first words of a token: the rank it comes from, and its index there
 WORD_BYTES = 8
@@ -119,6 +119,16 @@ def expected_at_experts(
     )
 
 
+def enlarged(ctx: Context, there: list[list[int]]) -> list[list[int]]:
+    """As many items more between any two ranks that an exchange of them is as large as a device deserves."""
+    return scaled(there, enlargement(ctx, even_items(there) * WORD_BYTES))
+
+
+def even_items(there: list[list[int]]) -> int:
+    """Items that an even all_to_all of as many ranks has, that gives no wire less to do than this one."""
+    return len(there) * max(map(max, there))
+
+
 def exact(
     ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
 ) -> dict[str, Any]:
@@ -134,6 +144,6 @@ def exact(
         for way, words in ways.items()
     ]
     found = timed(ctx, Pattern(exchanges), what)
-    most = len(there) * max(map(max, there))
+    most = even_items(there)
     even = [Move("all_to_all", most * format_of(dtype).item_bytes, among) for dtype in PAYLOADS for _ in ways]
     return {"wrong": found.wrong, **moved_by(ctx, even, found.seconds, what)}

@@ -11,14 +11,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from fixtures.ranks.study.calibrated import calibrated_work
 from suites.context.test_context import RINGS
-from suites.expert.test_expert import IN_TURN, NORMAL
+from suites.expert.test_expert import GROUPS, IN_TURN, NORMAL, PARITY, PATTERN, TOKENS
 from suites.pipeline.test_pipeline import SCHEDULES
 from suites.zero.test_zero import OVERLAP, STEPS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.patches.zero import hooked, mean_hook, of
 
 Call = Callable[..., Any]
-_CASES = {case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL]}
+_ROUTED = [*TOKENS[:2], *PARITY[:2], *GROUPS, *PATTERN]
+_CASES = {
+    case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL, *_ROUTED]
+}
 _LATE_S, _HAND_OVER_S, _EXCHANGE_S = 0.02, 0.01, 0.03
 _STAGE_S = 0.02
 
@@ -108,6 +111,10 @@ BUGS = [
     ),
     bug("zero.zero3", "a gather is late on one rank", of("all_gather_single", late(_LATE_S, rank=1))),
     bug("expert.throughput", "exchanges are late", of("all_to_all_single", late(_EXCHANGE_S))),
+    *(
+        bug(case.step, "exchanges are late on one rank", of("all_to_all_single", late(_LATE_S, rank=1)))
+        for case in _ROUTED[1::2] + _ROUTED[4:5]
+    ),
     bug("context.ring", "a ring waits before it computes", p2p(waited_for)),
     bug("pipeline.one_f_one_b", "hand-overs are late", p2p(hand_over_late)),
     *(

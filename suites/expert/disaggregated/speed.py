@@ -15,7 +15,7 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
-from fixtures.ranks.study.pattern import Pattern, timed
+from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
 from suites.expert.disaggregated.model import Pace
 from suites.expert.disaggregated.passes import Log, Sides
 from suites.expert.speed import Watched, timed_together
@@ -64,7 +64,7 @@ def pattern_speed(
     """Hold and time each size both ways; `pattern` is the last size's."""
     edges = [Edges(ctx, roles, size) for size in sizes]
     told = answer(*(study(ctx, one) for one in edges))
-    found: dict[str, Any] = {**told, "figures": {}, "wrong": [], "samples": iterations}
+    found: dict[str, Any] = {**told, "figures": {}, "wrong": [], "moved": [], "samples": iterations}
     for edge, size in zip(edges, sizes, strict=True):
         for name, way in edge.ways.items():
             watched = Watched(partial(sent_by, way), way.output.clone())
@@ -76,7 +76,9 @@ def pattern_speed(
             found["figures"][f"{name}_gigabytes_per_s_{size}"] = size * len(roles.attention) / median / 1e9
             found["parity"].append(watched.entry(f"{label} bytes"))
         found["figures"]["pattern"] = found["figures"][f"m2n_gigabytes_per_s_{size}"]
-        found["wrong"] += timed(ctx, Pattern(list(edge.ways.values())), f"{size} bytes").wrong
+        both = timed(ctx, Pattern(list(edge.ways.values())), f"{size} bytes")
+        found["wrong"] += both.wrong
+        found["moved"] += moved(ctx, edge.even(ctx.size), both.seconds, f"{size} bytes")["moved"]
     return found
 
 
@@ -114,6 +116,10 @@ class Edges(Technique[None]):
         pairs = self.peers, self.peers * self.size_bytes
         both = {"send": pairs, "all_to_all": (1, pairs[1])}
         return [Form(both if self.sends else {"recv": pairs, "all_to_all": (1, 0)})]
+
+    def even(self, ranks: int) -> list[Move]:
+        """An all_to_all among all for each way: it sends as much from each to each, and more of them do."""
+        return [Move("all_to_all", ranks * self.size_bytes) for _ in self.ways]
 
 
 def sent_by(way: Dealt) -> Tensor:

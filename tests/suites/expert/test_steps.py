@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
+from fixtures.ranks.study.pattern import ITERATIONS, LARGEST_BYTES
 from suites.expert.disaggregated.model import Pace
 from suites.expert.groups import Nodes, nodes_of, visited
 from suites.expert.layer import route
@@ -60,6 +61,12 @@ def test_every_part_of_every_step_holds() -> None:
     assert found[8][0]["figures"]["internode_saved"] > 0.2
     speed = found[len(STEPS)][0]["figures"]
     assert {"dispatch", "combine", "dispatch_us", "combine_us"} <= speed.keys()
+    for results in found[:9]:
+        for one in results[0]["moved"]:
+            assert max(size for _, size, _ in one["moves"]) >= LARGEST_BYTES["cpu"]
+            assert len(one["seconds"]) == ITERATIONS
+    (pairs,) = found[len(STEPS) + 1][0]["moved"]
+    assert (pairs["name"], pairs["moves"]) == ("4096 bytes", [["all_to_all", 4 * 4096, []]] * 2)
 
 
 @pytest.mark.parametrize("ranks", SIZES)
