@@ -19,9 +19,7 @@ from tests.teeth.patches.zero import hooked, mean_hook, of
 
 Call = Callable[..., Any]
 _ROUTED = [*TOKENS[:2], *PARITY[:2], *GROUPS, *PATTERN]
-_CASES = {
-    case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL, *_ROUTED]
-}
+_CASES = {case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL, *_ROUTED]}
 _LATE_S, _HAND_OVER_S, _EXCHANGE_S = 0.02, 0.01, 0.03
 _STAGE_S = 0.02
 
