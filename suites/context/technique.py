@@ -97,8 +97,8 @@ class ContextParallel(Technique[Tally]):
         """The closed form of the keys and values that forward saves for backward."""
 
     @abstractmethod
-    def worked_with(self, dtype: torch.dtype) -> int | str:
-        """The most bytes that backward has beside what forward saved and it was given, or why unknown."""
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """The most bytes that backward has beside what forward saved and it was given."""
 
     def pairs(self) -> int:
         """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
@@ -161,15 +161,12 @@ class ContextParallel(Technique[Tally]):
         is there for its row sums. What is not wide yet is copied: queries and gradient; and the output is
         there in both.
         """
-        worked = self.worked_with(dtype)
-        if isinstance(worked, str):
-            return worked
         head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize
         q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
         wide_q = self.bytes_of(self.shape.heads, more)
         copies = 0 if more is dtype else 2 * wide_q + q
         saved = self.output_bytes(dtype) + self.saved_kv_bytes(dtype)
-        return head + 2 * q + 2 * kv + saved + wide_q + copies + worked
+        return head + 2 * q + 2 * kv + saved + wide_q + copies + self.worked_with(dtype)
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """The work that was done is the closed form's."""

@@ -195,9 +195,28 @@ class Ulysses(ContextParallel):
         four = {"all_to_all": (4, self.bytes_of(2 * self.shape.heads + 2 * self.kv_heads, dtype))}
         return four, four
 
-    def worked_with(self, dtype: torch.dtype) -> str:
-        """Unknown."""
-        return "nobody has derived what its exchanges copy"
+    def worked_with(self, dtype: torch.dtype) -> int:
+        """Scores of some heads and all keys: three matrices, or two, the gradients of K and V twice, and dQ.
+
+        An exchange has what it sends and what it receives, which is then laid out anew.
+        """
+        scores, more = self.ctx.size * self.scores_bytes(dtype), wide(dtype)
+        dq, dkv = self.bytes_of(self.shape.heads, more), 2 * self.bytes_of(self.kv_heads, more)
+        return max(3 * scores, 2 * scores + 2 * dkv + dq, 2 * self.bytes_of(self.shape.heads, dtype))
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """What this rank is given; Q, K, V and dO of its heads, and what else forward saves; the output.
+
+        As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V and
+        dO. Masks have a byte for each pair of positions: what is hidden, what is not, and all rows of a group.
+        """
+        q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
+        head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize
+        wide_q, wide_kv = self.bytes_of(self.shape.heads, more), 2 * self.bytes_of(self.kv_heads, more)
+        given, saved = head + 2 * q + kv, q + self.output_bytes(dtype) + self.saved_kv_bytes(dtype)
+        row_sums, copies = wide_q // self.shape.dim, 0 if more is dtype else 2 * wide_q + wide_kv
+        masks = (2 + self.shape.heads // self.kv_heads) * self.shape.length**2 * self.shape.causal
+        return given + saved + 2 * q + row_sums + copies + masks + self.worked_with(dtype)
 
     def saved_kv_bytes(self, dtype: torch.dtype) -> int:
         """1/w of the heads, of all of the sequence: as much as 1/w of the sequence."""
