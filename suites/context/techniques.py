@@ -207,8 +207,8 @@ class Ulysses(ContextParallel):
     def peak(self, dtype: torch.dtype) -> int | str:
         """What this rank is given; Q, K, V and dO of its heads, and what else forward saves; the output.
 
-        As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V and
-        dO. Masks have a byte for each pair of positions: what is hidden, what is not, and all rows of a group.
+        As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V, dO.
+        Masks have a byte for each pair of positions: what is hidden, what is not, and each row of a group.
         """
         q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
         head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize

@@ -161,6 +161,10 @@ class Carrying(Experts):
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
         return Left(results(out, x, model), model, brought)
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Unknown."""
+        return "the engine's buffers are its own"
+
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """The router's gradient; what the engine's kernels send, torch cannot count."""
         return [Form({"all_reduce": (1, self.router_bytes(dtype))})]

@@ -17,7 +17,7 @@ from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, T
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
 from suites.expert.layer import Sharded, Unsharded
-from suites.expert.routing import Shape, matrix, preference, tokens_on, top_k, uniform
+from suites.expert.routing import Shape, column, counts, matrix, preference, tokens_on, top_k, uniform
 from suites.expert.tokens import WORD_BYTES, rows_of
 
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
@@ -76,6 +76,7 @@ class Experts(Technique[Sharded]):
         shape = self.made.shape
         routed = [top_k(wanted, shape.top_k) for wanted in self.made.wanted]
         self.sent = matrix(routed, shape.experts)
+        self.busiest = int(counts(torch.cat(routed), shape.experts).max())
 
     def whole(self, dtype: torch.dtype) -> Unsharded:
         """The unsharded model: experts in `dtype`, the router at least in fp32."""
@@ -151,6 +152,30 @@ class Experts(Technique[Sharded]):
             memory.entry("params", memory.parameter_bytes(run.kept), expected),
             memory.entry("grads", memory.gradient_bytes(run.kept), expected),
         ]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """A part of the model, the output, and the most that comes on top, forward or backward.
+
+        Of T tokens k T rows go and R come, of d features each. Forward has those that came and what experts
+        made of them, both in two orders, or at its end those that went in two orders, weighed and unweighed;
+        and 4 numbers per row and hidden feature of its expert (those that SwiGLU saves). Backward has all
+        gradients of the experts, and thrice what came or what went, as it gathers, makes room and puts back;
+        beside the numbers of one expert; or, as the last, the gradients of the router and of its tokens,
+        which are fp64 here, and copies where the others are not.
+        """
+        shape, rank = self.made.shape, self.ctx.rank
+        tokens, item = len(self.made.tokens[rank]), dtype.itemsize
+        went, came = sum(self.sent[rank]), sum(column(self.sent, rank))
+        experts = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner * item
+        row, inner = shape.hidden * item, 4 * shape.inner * item
+        forward = max(went + 4 * came, 4 * went + 3 * came) * row + came * (inner + WORD_BYTES)
+        backward = experts + 3 * max(went, came) * row + min(self.busiest, came) * inner
+        routed = WORD_BYTES * (2 * tokens * shape.experts + went + came)
+        wide = WORD_BYTES * shape.hidden * (tokens + shape.experts)
+        last = experts + 2 * tokens * row + wide
+        copies = wide + tokens * row if item < WORD_BYTES else 0
+        held = self.router_bytes(dtype) + experts + tokens * row + routed + copies
+        return held + max(forward, backward, last)
 
 
 def results(out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:

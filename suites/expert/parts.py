@@ -39,9 +39,9 @@ def every_size(
             paced = work.timed(ctx, iterations, budget_s / len(sizes), f"_ep{size}")
             sent = exact(ctx, work.exact(), f"EP {size}", among)
             parts.append({**part, **paced, "parity": part["parity"] + paced["parity"], **sent})
-    joined = ("parity", "repeat", "traffic", "wrong", "moved")
+    joined = ("parity", "repeat", "traffic", "memory", "wrong", "moved")
     return {
-        **{name: [entry for part in parts for entry in part[name]] for name in joined},
+        **{name: [entry for part in parts for entry in part.get(name, [])] for name in joined},
         "figures": {name: value for part in parts for name, value in part["figures"].items()},
         "samples": min(part["samples"] for part in parts),
     }

@@ -109,6 +109,11 @@ class Traffic(Technique[None]):
         size = (sum(self.sent) + sum(self.received)) * self.hidden * dtype.itemsize
         return [Form({"all_to_all": (2, size)}, self.variant, self.group)]
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Copies of the rows that came and of those that came back, or sums of tokens: buffers were there."""
+        rows = sum(self.received) + max(sum(self.sent), len(self.x))
+        return rows * self.hidden * dtype.itemsize
+
     def exact(self) -> list[list[int]]:
         """Words from every rank to every rank: as many bytes as the tokens have."""
         return [[rows * self.hidden // 4 for rows in row] for row in self.matrix]

@@ -120,9 +120,15 @@ def test_traffic_is_the_closed_form(check: Check) -> None:
     check.run()
 
 
-@over([*ODD, *PARITY, *ENGINE], INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
+@over(
+    [*TOKENS, *ODD, *PARITY, *NORMAL, *LATENCY, *DIVIDED, *ENGINE],
+    INSIDE,
+    NETWORK,
+    ask=requests.step,
+    judges=[parallel.memory],
+)
 def test_memory_is_the_closed_form(check: Check) -> None:
-    """A rank holds the router and its share of the experts."""
+    """A rank holds the router and its share of the experts, and keeps no row longer than it needs it."""
     check.run()
 
 

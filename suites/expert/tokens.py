@@ -88,6 +88,15 @@ class RoundTrip(Technique[None]):
         issued = {"all_to_all": (3, size), "all_reduce": (1, 2 * WORD_BYTES)}
         return [Form(issued, self.variant, self.group)]
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """When rows go back: those that came in two orders, those that went and come home; and the orders.
+
+        Where nothing went the order of those that came is inverted at last.
+        """
+        went, came = sum(self.sent[self.ctx.rank]), sum(column(self.sent, self.ctx.rank))
+        width = TAGS + self.shape.hidden
+        return WORD_BYTES * ((2 * came + went) * width + max(went * width, came) + went + came)
+
 
 def _named(at_experts: Tensor, at_home: Tensor, totals: Tensor) -> dict[str, Tensor]:
     return {"tokens at experts": at_experts, "tokens at home": at_home, "rows sent and received": totals}

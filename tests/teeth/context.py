@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.patches.memory import kept_whole
+from tests.teeth.patches.memory import kept_whole, received_kept
 from tests.teeth.patches.narrow import added_up_narrow, narrow_sum
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
@@ -227,6 +227,7 @@ BUGS = [
     Bug("keys of all ranks kept in bf16", RING, CAUSAL, KEPT_IN_BF16, ("memory",)),
     Bug("keys of all ranks kept", ZIGZAG, SIZES, KEPT, ("memory",)),
     Bug("keys of all ranks kept", ULYSSES, HEADS, KEPT, ("memory",)),
+    Bug("gathered sequences are kept", ULYSSES, HEADS, received_kept(EXCHANGE), ("memory",)),
     Bug("stale block", RING, CAUSAL, passing(stale, (KEYS,)), ("parity", "wrong")),
     Bug("one stale block", RING, FULL, passing(stale, (KEYS,), (2,)), ("parity",), 4),
     Bug("future keys not masked", RING, CAUSAL, unmasked, ("parity",)),

@@ -34,6 +34,7 @@ from tests.teeth.patches.expert import (
     upside_down,
     widened,
 )
+from tests.teeth.patches.memory import received_kept
 
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2, "routing": "skewed"}
 TOKENS = {**LAYER, "words": 8}
@@ -64,6 +65,7 @@ ENGINE = {**PARITY, **SPEED, "hidden": 32, "module": "tests.suites.expert.deep_e
 DROPPED, FLIPPED = after("all_to_all_single", drop_last_row), after("all_to_all_single", flip)
 TWICE = swap(dist, "all_to_all_single", twice)
 BACKWARDS = swap(torch.Tensor, "argsort", backwards)
+ROWS_KEPT = received_kept("all_to_all_single")
 UNWRITTEN = after("all_to_all_single", last_unwritten)
 BUGS = [
     Bug("a token that does not fit is dropped", "expert.dispatch_combine", TOKENS, DROPPED, ("parity",)),
@@ -153,6 +155,22 @@ BUGS = [
     Bug("a low bit is always flipped", "expert.groups", DIVIDED, FLIPPED, ("wrong", "parity"), size=4),
     Bug("a low bit is flipped once", "expert.groups", DIVIDED, flip_number(0), ("repeat",), size=4),
     Bug("every exchange is issued twice", "expert.groups", DIVIDED, TWICE, ("traffic",), size=4),
+    *(
+        Bug(
+            "dispatched rows are kept",
+            step,
+            parameters,
+            received_kept("all_to_all_single"),
+            ("memory",),
+            size,
+        )
+        for step, parameters, size in (
+            ("expert.dispatch_combine", TOKENS, 2),
+            ("expert.parity", PARITY, 2),
+            ("expert.throughput", SPEED, 2),
+            ("expert.groups", DIVIDED, 4),
+        )
+    ),
     Bug("weights are lost", "expert.deepep", ENGINE, swap(Buffer, "dispatch", unweighed), ("parity",)),
     Bug(
         "tokens are given to the expert beside",

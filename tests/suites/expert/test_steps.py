@@ -47,14 +47,17 @@ TIMED: list[tuple[str, dict[str, Any]]] = [("expert.throughput", SPEED), ("exper
 def test_every_part_of_every_step_holds() -> None:
     found = assert_green(4, [*STEPS, *TIMED], parts=("parity", "repeat", "traffic", "figures", "wrong"))
     for (step, _), results in zip(STEPS, found, strict=False):
-        assert all(("memory" in result) == (step == "expert.parity") for result in results), step
+        has = step in ("expert.parity", "expert.dispatch_combine")
+        assert all(("memory" in result) == has for result in results), step
     sharded = found[4][0]
     assert {line["dtype"] for line in sharded["traffic"]} == {"fp64", "bf16"}
     assert {line["what"] for line in sharded["memory"]} == {
         "params",
         "grads",
+        "peak",
         "params (bf16)",
         "grads (bf16)",
+        "peak (bf16)",
     }
     balanced, _, one_hot, _ = (results[0]["figures"]["imbalance"] for results in found[:4])
     assert (balanced, one_hot) == (1.0, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,22 @@ def kept_whole(choice: Choice) -> Patch:
         return call
 
     return lambda: replaced(FunctionCtx, "save_for_backward", make)
+
+
+def received_kept(name: str) -> Patch:
+    """What the last exchanges brought is kept: four of them, as many as a layer has of its rows."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        kept: deque[Tensor] = deque(maxlen=4)
+
+        def call(received: Tensor, *args: Any, **kwargs: Any) -> Any:
+            done = original(received, *args, **kwargs)
+            kept.append(received.clone())
+            return done
+
+        return call
+
+    return lambda: replaced(dist, name, make)
 
 
 def weights_kept_whole() -> Any:
