@@ -111,7 +111,7 @@ class Traffic(Technique[None]):
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """Copies of the rows that came and of those that came back, or sums of tokens: buffers were there."""
-        rows = sum(self.received) + max(sum(self.sent), len(self.x))
+        rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
         return rows * self.hidden * dtype.itemsize
 
     def exact(self) -> list[list[int]]:
