@@ -35,7 +35,7 @@ from fixtures.ranks.study.driver import (
 )
 from fixtures.ranks.study.fitting import fit
 from suites.pipeline import bubble
-from suites.pipeline.schedules import INPUT, PLANS, WEIGHT, Shape, crossings, in_flight
+from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, in_flight
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
@@ -180,11 +180,10 @@ class Scheduled(Technique[Pipeline]):
 
         That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth and
         back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
-        and of what is in flight all that is saved, and the output. A layer's backward has 11 rows.
+        and of what is in flight all that is saved, and the output. A layer's backward has 11 rows. Between
+        the two parts of one there are as well the gradients of gate, up and output.
         """
         order = self.plan.order(self.shape, self.ctx.rank)
-        if any(op.kind in (INPUT, WEIGHT) for op in order):
-            return "torch does not say what it keeps between the two parts of a backward"
         rows = self.rows * self.width * dtype.itemsize
         layer = 3 * HIDDEN * self.width**2 * dtype.itemsize
         stages, count, last = self.plan.stages_of(self.shape, self.ctx.rank), self.shape.micro_batches, 0
@@ -195,6 +194,7 @@ class Scheduled(Technique[Pipeline]):
         weights = (self.shape.stages + len(stages)) * layer + layer // 3
         saved = in_flight(order, lambda stage: rows * (4 * HIDDEN + (stage > 0)))
         held = (self.plan.held(self.shape, self.ctx.rank) + 11) * rows
+        held += between_parts(order) * (2 * HIDDEN + 1) * rows
         return weights + 2 * count * rows + last + received + saved + held
 
     def in_order(self, entries: Entries) -> Entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -244,6 +245,18 @@ LAST = in_stage("_retrieve_recv_grads", zero_last_gradient)
 FORGETS = in_stage("backward_weight_one_chunk", forgets_a_weight)
 
 
+def outputs_kept(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What a stage puts out is kept for every micro-batch, and beside it what is sent of it."""
+    kept: deque[Any] = deque(maxlen=64)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(self, *args, **kwargs)
+        kept.append([done.detach().clone() for _ in range(2)])
+        return done
+
+    return forward
+
+
 def leaking() -> AbstractContextManager[Any]:
     """Keep every graph."""
     return replaced(torch.autograd, "backward", leaks)
@@ -272,6 +285,16 @@ BUGS = [
     on("interleaved", "backward keeps what it has used", leaking, "memory"),
     on("zero_bubble", "a weight's turn is forgotten", FORGETS, "parity"),
     on("zero_bubble", "a stale activation", STALE, "parity"),
+    *(
+        Bug(
+            "outputs are kept",
+            f"pipeline.{name}",
+            {**SIZE, "rows": 32},
+            in_stage("forward_one_chunk", outputs_kept),
+            ("memory",),
+        )
+        for name in ("zero_bubble", "zbv")
+    ),
     on("zbv", "a weight's turn is forgotten", FORGETS, "parity"),
     on("zbv", "the last gradient is lost", LAST, "parity"),
     on(

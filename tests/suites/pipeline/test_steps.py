@@ -14,7 +14,7 @@ from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.calibrated import calibrated_work
 from suites.pipeline import steps
 from suites.pipeline.recorder import Held
-from suites.pipeline.schedules import PLANS, Op, Plan, Shape, crossings
+from suites.pipeline.schedules import PLANS, Op, Plan, Shape, between_parts, crossings
 from suites.pipeline.stages import Pipeline, Problem
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import red, run_steps
@@ -241,3 +241,11 @@ def test_a_schedule_that_torch_does_not_have_yet_is_not_applicable() -> None:
         return str(refused.value)
 
     assert all("has no ScheduleDualPipeV" in said for said in run_world(2, without))
+
+
+def test_backwards_wait_between_their_parts_where_weights_are_put_off() -> None:
+    shape = Shape(4, 8, 2)
+    found = {name: [between_parts(PLANS[name].order(shape, rank)) for rank in range(4)] for name in PLANS}
+    assert found["zero_bubble"] == [1, 2, 3, 4]  # put off by as many as the rank's number
+    assert found["interleaved"] == [0] * 4
+    assert between_parts([Op(kind, 0, 0) for kind in "FIW"]) == 1
