@@ -26,36 +26,42 @@ class Metric:
     """What a metric's numbers mean.
 
     `bounded` metrics are bus bandwidths, which physics bounds (see bounds.py); `share` metrics lie in 0..1.
+    `least` and `most` are what hardware can be believed to do, ten times better than any that is sold: beyond
+    them something else was measured.
     """
 
     unit: str
     better: Literal["more", "less"]
     bounded: bool = False
     share: bool = False
+    least: float = 0.0
+    most: float = math.inf
 
 
 METRICS: Mapping[str, Metric] = {
     "busbw": Metric("GB/s", "more", bounded=True),  # size x factor over the median iteration
     "busbw_mean": Metric("GB/s", "more", bounded=True),  # total bytes over total time: sees stalls
     "slow_fraction": Metric("", "less", share=True),  # iterations slower than median / 0.8
-    "latency": Metric("us", "less"),  # median iteration
-    "latency_p99": Metric("us", "less"),
-    "copy": Metric("GB/s", "more"),  # memory copy inside one device: bytes read and bytes written
-    "triad": Metric("GB/s", "more"),  # a = b + s c inside one device: two reads and one write
-    "host_to_device": Metric("GB/s", "more"),
-    "device_to_host": Metric("GB/s", "more"),
-    "peer_to_peer": Metric("GB/s", "more"),  # copy between two devices of a node
-    "tflops": Metric("TFLOP/s", "more"),
-    "pattern": Metric("GB/s", "more"),  # what a rank sends in a step's own pattern, over its median time
-    "dispatch": Metric("GB/s", "more"),  # bytes of the tokens that a rank receives, over the time
-    "combine": Metric("GB/s", "more"),  # the same on the way back
-    "edge": Metric("GB/s", "more"),  # activations between two neighbouring stages of a pipeline
+    "latency": Metric("us", "less", least=0.05),  # median iteration
+    "latency_p99": Metric("us", "less", least=0.05),
+    "copy": Metric("GB/s", "more", most=100_000),  # inside one device: bytes read and bytes written
+    "triad": Metric("GB/s", "more", most=100_000),  # a = b + s c inside one device: two reads and one write
+    "host_to_device": Metric("GB/s", "more", most=10_000),
+    "device_to_host": Metric("GB/s", "more", most=10_000),
+    "peer_to_peer": Metric("GB/s", "more", most=20_000),  # copy between two devices of a node
+    "tflops": Metric("TFLOP/s", "more", most=100_000),
+    "pattern": Metric("GB/s", "more", most=20_000),  # sent in a step's own pattern, over its median time
+    "dispatch": Metric(
+        "GB/s", "more", most=20_000
+    ),  # bytes of the tokens that a rank receives, over the time
+    "combine": Metric("GB/s", "more", most=20_000),  # the same on the way back
+    "edge": Metric("GB/s", "more", most=20_000),  # activations between two neighbouring stages of a pipeline
     "overlap": Metric("", "more", share=True),  # communication hidden behind computation
     "utilisation": Metric("", "more", share=True),  # busy time over the whole
-    "bubble": Metric("", "less"),  # the whole over the busiest rank's work, minus 1
-    "imbalance": Metric("", "less"),  # the most loaded over the mean
-    "step_seconds": Metric("s", "less"),
-    "mfu": Metric("", "more"),  # a training step's model operations over what the device can do
+    "bubble": Metric("", "less", least=1e-9),  # the whole over the busiest rank's work, minus 1
+    "imbalance": Metric("", "less", least=0.999),  # the most loaded over the mean
+    "step_seconds": Metric("s", "less", least=1e-5),
+    "mfu": Metric("", "more", most=2),  # a training step's model operations over what the device can do
     "slope": Metric("", "less", share=True),  # speed that the last quarter of a run has lost to the first
 }
 

@@ -66,6 +66,8 @@ class _Judge:
             raise _NotJudged(f"{value!r} is not a measurement")
         if self.meaning.share and value > 1:
             raise _NotJudged(f"{value!r} is not a share")
+        if not self.meaning.least <= value <= self.meaning.most:
+            raise _NotJudged(f"{self._with_unit(float(value))} is beyond what any hardware does")
         if self.samples < row.min_samples:
             raise _NotJudged(f"{self.samples} samples are too few, {row.where} wants {row.min_samples}")
         self._check_ceiling(value)

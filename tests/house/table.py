@@ -31,7 +31,12 @@ ROOMS = (
         (),
         "floor 3: measures on nodes, and judges nothing",
     ),
-    Room("fixtures/check/**/*.py", (*CHECKING, *READ), ("pytest",), "floor 4: one check, planned and judged"),
+    Room(
+        "fixtures/check/**/*.py",
+        (*CHECKING, "reports.text", *READ),
+        ("pytest",),
+        "floor 4: one check, planned and judged",
+    ),
     Room(
         "fixtures/blame/**/*.py",
         (*CHECKING, "fixtures.blame", *READ),

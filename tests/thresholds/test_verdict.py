@@ -13,6 +13,7 @@ from tests.each import each
 from tests.thresholds.files import CASE, FIRST, changed, loaded
 from thresholds.hardware import Hardware, no_hardware
 from thresholds.metrics import SampleError
+from thresholds.units import METRICS
 from thresholds.verdict import judge
 
 SHARE = loaded(changed("min = 80.0", "min_of_bound = 0.94"))
@@ -168,3 +169,17 @@ def test_only_a_number_between_floor_and_ceiling_is_green(value: float | None, s
     assert found is not None
     green = value is not None and 80 <= value <= 150 and samples >= 10
     assert (found.outcome is Outcome.PASS) == green
+
+
+def test_what_no_hardware_does_is_unchecked() -> None:
+    """Of bus bandwidths physics says what is too much, and shares end at 1."""
+    other = {name: metric for name, metric in METRICS.items() if not metric.bounded and not metric.share}
+    more = {name for name, metric in other.items() if metric.better == "more"}
+    assert [name for name in more if not other[name].most <= 1e5] == []
+    assert [name for name in other.keys() - more if not other[name].least > 0] == []
+    fast = loaded(changed('metric = ["latency", "latency_p99"]', 'metric = "latency"'))
+    case = {**CASE, "size": 16384}
+    assert judged(5.0, fast, "latency", case=case).outcome is Outcome.PASS
+    found = judged(1e-12, fast, "latency", case=case)
+    assert found.outcome is Outcome.UNCHECKED
+    assert found.sentence.endswith("is unchecked: 1e-12 us is beyond what any hardware does")

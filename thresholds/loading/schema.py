@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from thresholds.environment import permitted
 from thresholds.loading.fields import (
     Count,
     Facts,
@@ -258,7 +259,9 @@ class Tables(Section):
     peers: PeersSection | None = None
     beyond: BeyondSection | None = None
     match: Annotated[dict[LowerName, Facts], Field(min_length=1), AfterValidator(_one_fabric)] = {}
-    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}
+    env: Annotated[
+        dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str], AfterValidator(permitted)
+    ] = {}
     absent: dict[_Absent, Sentence] = {}
 
 

@@ -1,0 +1,51 @@
+"""Which environment ranks may be given, by an option or by a hardware file: a list, and nothing else.
+
+A variable may make a rank run another program (LD_PRELOAD, PATH, PYTHONPATH) or leave no proof of what it
+ran on; so what is not known to be harmless is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+ALLOWED_PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_NCCL_", "TORCH_FR_", "HSA_")
+ALLOWED_NAMES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "TP_SOCKET_IFNAME",
+    }
+)
+# Where NCCL finds the plugin of its network: it runs code, so an operator types it and no file says it.
+TYPED_NAMES = frozenset({"LD_LIBRARY_PATH"})
+# NCCL's own log is the proof of what it ran on: the suite sets these and reads what they leave.
+OWNED_NAMES = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
+
+
+def fault(name: str, value: str) -> str:
+    """Why ranks may not be given this variable; "" when they may."""
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        return "say NAME=VALUE"
+    if name in OWNED_NAMES:
+        return f"{name} is set by the suite, which reads NCCL's log to prove the transport"
+    if name not in ALLOWED_NAMES | TYPED_NAMES and not name.startswith(ALLOWED_PREFIXES):
+        allowed = ", ".join(
+            [*(prefix + "*" for prefix in ALLOWED_PREFIXES), *sorted(ALLOWED_NAMES | TYPED_NAMES)]
+        )
+        return f"ranks are given only {allowed}"
+    return "" if value.isprintable() else "the value holds control characters"
+
+
+def permitted(environment: dict[str, str]) -> dict[str, str]:
+    """Give a hardware file's table back; ValueError names what may not stand in it."""
+    for name, value in environment.items():
+        if name in TYPED_NAMES:
+            raise ValueError(f"{name} is given with --env alone")
+        if why := fault(name, value):
+            raise ValueError(f"{name}: {why}")
+    return environment
