@@ -20,7 +20,7 @@ SHELL       = /bin/sh
 .ONESHELL:
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: begin help accept test long timing faults setup lint lab clean
+.PHONY: begin help accept test long timing faults setup lint lab licences clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -64,6 +64,9 @@ lab: .venv/.lab ## a cluster on this machine: ARGS="--nodes 4 --rate 200mbit"
 
 setup: .venv/.run ## install what the suite needs into .venv
 
+licences: .venv/.run ## the licences of what is installed in .venv
+	@$(BIN)/python -c "$$LICENCES"
+
 clean: ## remove what was made here, but not the runs (reports/runs)
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -95,6 +98,19 @@ extras = [line for name in sys.argv[1:] for line in project["optional-dependenci
 print(*project["dependencies"], *extras, sep="\n")
 endef
 export REQUIREMENTS
+
+# What each package says of itself; a short licence text says less than a classifier, a long one is a whole licence.
+define LICENCES
+from importlib.metadata import distributions
+def licence(about):
+    classified = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")]
+    text = (about.get("License") or "").strip().partition("\n")[0]
+    return about.get("License-Expression") or ", ".join(classified) or text or "says nothing"
+found = {(each.metadata["Name"], each.version): licence(each.metadata) for each in distributions()}
+for (name, version), said in sorted(found.items(), key=lambda one: one[0][0].lower()):
+    print(f"{name} {version}: {said}")
+endef
+export LICENCES
 
 # find_python: the first Python that is new enough.
 define FIND_PYTHON

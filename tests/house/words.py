@@ -10,7 +10,7 @@ from tests.house.tree import IGNORED, files
 
 TOP = {
     *(".ci", ".gitignore", "Makefile", "constraints.txt", "pyproject.toml", "conftest.py"),
-    *("LICENSE", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("LICENSE", "SECURITY.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs", "suites", "fixtures", "thresholds", "reports", "tests"),
 }
 # Written so that this file does not say what it looks for.
