@@ -169,8 +169,7 @@ class Handle:
     def _start(
         self, argv: list[str], env: Mapping[str, str], cwd: str | Path | None, streams: Mapping[str, Stream]
     ) -> subprocess.Popen[str]:
-        """Start a command as the leader of a session of its own, and remember it until it has ended."""
-        self._started = [process for process in self._started if process.poll() is None]
+        """Start a command as the leader of a session of its own, and remember it until it is ended, with its streams."""
         process = subprocess.Popen(
             argv,
             env=env,
