@@ -93,7 +93,9 @@ def copies(tokens: Tensor, order: Tensor, slots: int) -> Tensor:
 
 
 def returned(rows: Tensor, order: Tensor, slots: int) -> Tensor:
-    """Rows that came back, the k of a token side by side."""
+    """Rows that came back, the k of a token side by side; zeros for those that were not sent."""
+    if missing := len(order) - len(rows):
+        rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
     return rows[inverse(order)].view(-1, slots, *rows.shape[1:])
 
 
@@ -138,15 +140,19 @@ class Sharded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Dispatch, let the experts work, combine."""
-        weights, chosen = route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
+        weights, chosen = self.choose(x)
         self.weights = weights.detach()
         layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
-        rows = copies(x, layout.order, self.top_k)
+        rows = copies(x, layout.order, self.top_k)[: sum(layout.sent)]
         arrived = exchanged(rows, layout.sent, layout.received, self.group)
         done = self._work(arrived[layout.grouped], layout.per_expert)[inverse(layout.grouped)]
         home = exchanged(done, layout.received, layout.sent, self.group)
         back = returned(home, layout.order, self.top_k)
         return (back * weights.unsqueeze(-1)).sum(1)
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and experts of every token."""
+        return route(x.double() @ self.router.weight.double().T, self.wanted, self.top_k, x.dtype)
 
     def synchronise(self) -> None:
         """Add up the router's gradient; an expert's is whole, because all its tokens came to it."""

@@ -115,8 +115,8 @@ def _even_table(seed: int, rank: int, shape: Shape) -> torch.Tensor:
 
 
 def counts(chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """How many rows of a table go to each expert."""
-    return torch.bincount(chosen.flatten(), minlength=experts)
+    """How many rows of a table go to each expert; those beyond the last one go nowhere."""
+    return torch.bincount(chosen.flatten(), minlength=experts)[:experts]
 
 
 def matrix(routing: list[torch.Tensor], experts: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ import torch
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import answer, study
+from suites.expert.capacity import CappedExperts, capacity_of
 from suites.expert.deepep import opened
 from suites.expert.disaggregated.model import problem
 from suites.expert.disaggregated.passes import attention_ranks, sides
@@ -75,6 +76,36 @@ def parity(
     return {
         **answer(study(ctx, made)),
         "figures": {"imbalance": imbalance(made.sent)},
+        **exact(ctx, enlarged(ctx, scaled(made.sent, hidden))),
+    }
+
+
+@step
+def capacity(
+    ctx: Context,
+    *,
+    routing: str,
+    tokens_per_rank: int,
+    hidden: int,
+    inner: int,
+    experts_per_rank: int,
+    top_k: int,
+    factor: float,
+) -> dict[str, Any]:
+    """`parity` where an expert takes `factor` times its share of a rank's rows, with a load-balance loss.
+
+    Which rows are dropped, how many for each expert, and the loss over the tokens of all ranks are held to
+    rules written out (`capacity`, with sources). Rows that are dropped are not sent. all_reduce: beside the
+    router's gradient E + 1 loads, E drops and the loss, of 8 bytes each.
+    """
+    shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
+    shape.refuse(ctx.size)
+    most = capacity_of(factor, tokens_per_rank, top_k, shape.experts)
+    made = CappedExperts(ctx, layer(ctx, routing, shape), most)
+    rows = sum(chosen.numel() for chosen in made.routed)
+    return {
+        **answer(study(ctx, made)),
+        "figures": {"imbalance": imbalance(made.sent), "dropped": float(made.dropped.sum()) / rows},
         **exact(ctx, enlarged(ctx, scaled(made.sent, hidden))),
     }
 

@@ -19,9 +19,12 @@ from tests.teeth.patches.expert import (
     flip_number,
     flip_received,
     flipped,
+    from_the_end,
     last_rank_left_out,
     last_unwritten,
+    local_alone,
     mean,
+    mean_of_one,
     neighbours_expert,
     nothing,
     overwrites,
@@ -39,6 +42,8 @@ from tests.teeth.patches.memory import received_kept
 LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2, "routing": "skewed"}
 TOKENS = {**LAYER, "words": 8}
 PARITY = {**LAYER, "hidden": 24, "inner": 12}
+CAPPED = {**PARITY, "factor": 1.0}
+LOADS = 9  # numbers that two ranks of four experts tell each other of their loads
 LIMITED = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 4, "words": 8, "most_nodes": 2, "groups": 4}
 SPEED = {"sizes": {"cpu": [16, 32, 2]}, "experts_per_rank": 4, "iterations": 10, "budget_s": 0.1}
 APART = {
@@ -117,6 +122,20 @@ BUGS = [
         Bug(f"a low bit of {what} is flipped once", "expert.parity", PARITY, flip_number(number), ("repeat",))
         for number, what in MOVED.items()
     ),
+    *(
+        Bug(name, "expert.capacity", CAPPED, patch, red)
+        for name, patch, red in (
+            ("loss over local tokens alone", local_alone(LOADS), ("parity", "traffic")),
+            ("drops counted locally", local_alone(LOADS - 1), ("parity", "traffic")),
+            ("the loss of all ranks is averaged", after("all_reduce", mean_of_one), ("parity",)),
+            ("the last rows are kept", swap(torch.Tensor, "cumsum", from_the_end), ("parity",)),
+            ("nothing is dropped", swap(torch.Tensor, "masked_fill", nothing), ("parity", "traffic")),
+            ("a token that fits is dropped", DROPPED, ("parity",)),
+            ("a low bit is always flipped", FLIPPED, ("wrong",)),
+            ("a low bit is flipped once", flip_number(0), ("repeat",)),
+            ("every exchange is issued twice", TWICE, ("traffic",)),
+        )
+    ),
     Bug(
         "the limit on nodes is not applied",
         "expert.group_limited",
@@ -169,6 +188,7 @@ BUGS = [
         for step, parameters, size in (
             ("expert.dispatch_combine", TOKENS, 2),
             ("expert.parity", PARITY, 2),
+            ("expert.capacity", CAPPED, 2),
             ("expert.throughput", SPEED, 2),
             ("expert.groups", DIVIDED, 4),
         )

@@ -32,7 +32,7 @@ from suites.expert.speed import Traffic, even_traffic
 from suites.expert.test_expert import ROUTINGS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green
-from tests.teeth.expert import APART, LIMITED, PARITY, PATTERN, SPEED, TOKENS
+from tests.teeth.expert import APART, CAPPED, LIMITED, PARITY, PATTERN, SPEED, TOKENS
 
 SIZES = (2, 8, 64)
 STEPS: list[tuple[str, dict[str, Any]]] = [
@@ -40,15 +40,16 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     *(("expert.parity", {**PARITY, "routing": kind}) for kind in ROUTINGS),
     ("expert.group_limited", LIMITED),
     *(("expert.m2n", {**APART, "routing": "skewed", "micro_batches": m}) for m in (1, 2, 3)),
+    *(("expert.capacity", {**CAPPED, "routing": kind}) for kind in ("skewed", "zero_tokens")),
 ]
+HELD = ("expert.parity", "expert.capacity", "expert.dispatch_combine")
 TIMED: list[tuple[str, dict[str, Any]]] = [("expert.throughput", SPEED), ("expert.m2n_speed", PATTERN)]
 
 
 def test_every_part_of_every_step_holds() -> None:
     found = assert_green(4, [*STEPS, *TIMED], parts=("parity", "repeat", "traffic", "figures", "wrong"))
     for (step, _), results in zip(STEPS, found, strict=False):
-        has = step in ("expert.parity", "expert.dispatch_combine")
-        assert all(("memory" in result) == has for result in results), step
+        assert all(("memory" in result) == (step in HELD) for result in results), step
     sharded = found[4][0]
     assert {line["dtype"] for line in sharded["traffic"]} == {"fp64", "bf16"}
     assert {line["what"] for line in sharded["memory"]} == {

@@ -1,0 +1,178 @@
+"""Experts of a limited capacity, and the loss that keeps their loads alike.
+
+Of the rows that a rank's T tokens have for an expert it takes the first C = ceil(c k T / E): all first
+choices before any second one, and of each the tokens in their order. The others are dropped: nothing is sent
+and nothing is added for them (Lepikhin et al., "GShard", arXiv:2006.16668, algorithm 1, a rank being a group;
+Fedus et al., "Switch Transformers", arXiv:2101.03961, section 2.2).
+
+With n_e rows chosen for expert e, and p_te the router's share of it for token t of all ranks' N tokens,
+
+    L = E sum_e f_e P_e,   f_e = n_e / (k N),   P_e = (sum_t p_te) / N
+
+which is 1 where all experts get the same (Switch, equation 4; over all ranks: Qiu et al., arXiv:2501.11873).
+A rank adds WEIGHT times its own tokens' part of L to its loss, so that the parts of all ranks make up L, and
+their gradients that of the router; n_e, which is no function of the weights, is added up before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from fixtures.ranks.study import parity
+from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen
+from suites.expert.layer import Sharded, Unsharded, route
+from suites.expert.parity import Experts, results
+from suites.expert.routing import counts, matrix, top_k
+from suites.expert.tokens import WORD_BYTES, rows_of
+
+WEIGHT = 0.01  # of the loss, as in Switch
+
+
+def capacity_of(factor: float, tokens: int, slots: int, experts: int) -> int:
+    """Rows of a rank that an expert takes."""
+    return math.ceil(factor * slots * tokens / experts)
+
+
+class Capped(Sharded):
+    """This rank's part of such a layer. A dropped row goes to expert E, which nobody has."""
+
+    def __init__(self, whole: Unsharded, wanted: Tensor, rank: int, ranks: int, capacity: int) -> None:
+        super().__init__(whole, wanted, rank, ranks)
+        self.capacity = capacity
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose as ever, drop what is too much, and find this rank's part of the loss."""
+        logits, experts = x.double() @ self.router.weight.double().T, self.wanted.shape[1]
+        weights, chosen = route(logits, self.wanted, self.top_k, x.dtype)
+        loads = torch.cat([counts(chosen, experts), chosen.new_tensor([len(x)])])
+        dist.all_reduce(loads)
+        shares = logits.softmax(dim=1).sum(dim=0)
+        self.balance = experts * (loads[:-1] * shares).sum() / (self.top_k * loads[-1] ** 2)
+        self.kept = taken(chosen, experts, self.capacity)
+        self.dropped = counts(chosen[~self.kept], experts)
+        dist.all_reduce(self.dropped)
+        return weights, chosen.masked_fill(~self.kept, experts)
+
+
+def taken(chosen: Tensor, experts: int, capacity: int) -> Tensor:
+    """Which rows of a table are not too much."""
+    rows = functional.one_hot(chosen.T.flatten(), experts)
+    places = (rows.cumsum(0) * rows).sum(1)  # of a row among those of its expert, from 1
+    return (places <= capacity).view(chosen.shape[1], -1).T
+
+
+def by_rule(chosen: Tensor, capacity: int) -> Tensor:
+    """The same, row by row and without tensors."""
+    table, loads = chosen.tolist(), Counter[int]()
+    kept = [[False] * chosen.shape[1] for _ in table]
+    for slot in range(chosen.shape[1]):
+        for token, wanted in enumerate(table):
+            kept[token][slot] = loads[wanted[slot]] < capacity
+            loads[wanted[slot]] += 1
+    return torch.tensor(kept, dtype=torch.bool).view(chosen.shape)
+
+
+class UnshardedCapped(Unsharded):
+    """The whole layer, rank by rank of its tokens, by the rule and by the definition of the loss."""
+
+    kept: Tensor
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose; expert E does nothing."""
+        weights, chosen = super().route(x)
+        experts = len(self.experts)
+        often = torch.bincount(chosen.flatten(), minlength=experts).double() / chosen.numel()
+        shares = (x.double() @ self.router.weight.double().T).softmax(dim=1).mean(dim=0)
+        self.balance = experts * (often * shares).sum()
+        return weights, torch.where(self.kept, chosen, experts)
+
+
+@dataclass
+class CappedExperts(Experts):
+    """The layer, forward and backward, with the loss beside what its outputs are for."""
+
+    capacity: int
+
+    def __post_init__(self) -> None:
+        shape = self.made.shape
+        self.routed = [top_k(wanted, shape.top_k).cpu() for wanted in self.made.wanted]
+        self.kept = [by_rule(chosen, self.capacity) for chosen in self.routed]
+        tables = zip(self.routed, self.kept, strict=True)
+        rows = [chosen[kept] for chosen, kept in tables]
+        self.sent = matrix(rows, shape.experts)
+        self.busiest = int(counts(torch.cat(rows), shape.experts).max())
+
+    @property
+    def dropped(self) -> Tensor:
+        """Rows of all ranks that each expert does not take, by the rule."""
+        rows = [chosen[~kept] for chosen, kept in zip(self.routed, self.kept, strict=True)]
+        return counts(torch.cat(rows), self.made.shape.experts)
+
+    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
+        """This rank's tokens, and its part of the loss."""
+        rank = self.ctx.rank
+        model = Capped(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size, self.capacity)
+        x = self.made.tokens[rank].to(dtype).detach().requires_grad_()
+        with seen():
+            out = model(x)
+            torch.autograd.backward([out, WEIGHT * model.balance], [self.made.targets[rank].to(dtype), None])
+            model.synchronise()
+            balance = model.balance.detach()
+            dist.all_reduce(balance)
+        return Left({**results(out, x, model), "balance": balance}, model)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """All tokens through all experts."""
+        whole = self.whole(dtype)
+        model = UnshardedCapped(self.made.shape, whole.wanted).to(self.ctx.device, dtype)
+        model.router, model.experts = whole.router, whole.experts
+        model.kept = torch.cat(self.kept).to(self.ctx.device)
+        x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
+        out = model(x)
+        torch.autograd.backward([out, WEIGHT * model.balance], [torch.cat(self.made.targets).to(dtype), None])
+        return {**results(out, x, model), "balance": model.balance.detach()}
+
+    def part(self, whole: Named, kept: Sharded) -> Named:
+        """The loss is everybody's."""
+        return {**super().part(whole, kept), "balance": whole["balance"]}
+
+    def beside(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
+        """Which of its rows a rank dropped, and how many all ranks dropped for each expert and in sum."""
+        model: Any = run.kept
+        right = self.kept[self.ctx.rank].to(model.kept.device), self.dropped.to(model.dropped.device)
+        return [
+            parity.local(parity.equal("rows that are kept", model.kept, right[0])),
+            parity.equal("rows dropped for each expert", model.dropped, right[1]),
+            parity.equal("rows dropped in sum", model.dropped.sum(), right[1].sum()),
+        ]
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """As without a capacity, of the rows that are kept; E + 1 loads, E drops and the loss among all."""
+        shape, item = self.made.shape, dtype.itemsize
+        rows_bytes = 2 * rows_of(self.sent, self.ctx.rank) * shape.hidden * item
+        exchanged = 5, WORD_BYTES * shape.experts + rows_bytes
+        summed = 4, self.router_bytes(dtype) + WORD_BYTES * (2 * shape.experts + 2)
+        return [Form({"all_to_all": exchanged, "all_reduce": summed})]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """As without a capacity, with all k T rows at home again, of which the dropped are zeros.
+
+        The loss keeps T x E shares, of 8 bytes each. While rows are chosen there are nothing but the model,
+        3 k T x E numbers (experts of rows, their sums, and places), and the logits in at most 5 forms.
+        """
+        shape, rank = self.made.shape, self.ctx.rank
+        rows, shares = self.routed[rank].numel(), WORD_BYTES * len(self.routed[rank]) * shape.experts
+        weights = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner * dtype.itemsize
+        choosing = self.router_bytes(dtype) + weights + (3 * shape.top_k + 5) * shares
+        padded = 4 * (rows - sum(self.sent[rank])) * shape.hidden * dtype.itemsize
+        moving = super().peak(dtype)
+        return max(choosing, moving + padded + shares) if isinstance(moving, int) else moving
