@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.ranks.groups import Among, lasting
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import Context, Unsupported
 
 MOST_INSIDE = 8  # ranks of the innermost axis: beyond a node's usual eight its shards get too small
 
@@ -40,6 +41,12 @@ class Layout:
 
     def _stride(self, name: str) -> int:
         return math.prod(self.sizes[self.names.index(name) + 1 :])
+
+
+def needs(ctx: Context, ranks: int, what: str) -> None:
+    """Say that a mesh is not applicable where the world does not divide into as many ranks as it needs."""
+    if ctx.size % ranks:
+        raise Unsupported(f"{what} need a multiple of {ranks} ranks, and this world has {ctx.size}")
 
 
 def divide(ctx: Context, names: Sequence[str], order: Sequence[str]) -> Layout:
@@ -90,9 +97,14 @@ class Mesh:
         """The mesh of one axis."""
         return self._mesh[self._name(name)]
 
-    def everyone(self, name: str) -> DeviceMesh:
-        """All ranks in a row, in the world's own group."""
-        return DeviceMesh(self._kind, self._ranks.flatten(), mesh_dim_names=(self._name(name),))
+    @cached_property
+    def shards(self) -> DeviceMesh:
+        """The ranks among which fully_shard deals out parameters: dp; or dp and cp together."""
+        if "cp" not in self.layout.names:
+            return self.axis("dp")
+        if "tp" in self.layout.names:  # a weight that tp divides is divided again: both must be of one mesh
+            return self._mesh[self._name("dp"), self._name("cp")]._flatten(self._name("dp_cp"))
+        return DeviceMesh(self._kind, self._ranks.flatten(), mesh_dim_names=(self._name("dp_cp"),))
 
     def group(self, name: str) -> dist.ProcessGroup:
         """This rank's group along an axis."""
@@ -113,5 +125,6 @@ def laid_out(ctx: Context, layout: Layout) -> Iterator[Mesh]:
     """Make the mesh; its groups last as long as the work goes well."""
     mesh = Mesh(ctx, layout)
     groups = [mesh.group(name) for name in layout.names]
+    groups += [mesh.shards.get_group()] if "cp" in layout.names else []
     with lasting(groups):
         yield mesh

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
@@ -60,17 +59,9 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
     if task.tp > 1:
         parallelize_module(model, mesh.axis("tp"), plan_of(model))
         model.register_forward_hook(lambda _module, _inputs, out: out.clone())  # joined logits are a view
-    shards = sharding(task, mesh)  # of one rank too: it brings gradients into the layout of their parameters
-    for block in blocks:
-        fully_shard(block, mesh=shards, reshard_after_forward=reshard)
-    fully_shard(model, mesh=shards, reshard_after_forward=reshard)
-
-
-def sharding(task: Task, mesh: Mesh) -> DeviceMesh:
-    """The ranks among which fully_shard deals out parameters: dp; or dp and cp together, which are all."""
-    if task.layout.size("cp") == 1:
-        return mesh.axis("dp")
-    return mesh.everyone("dp_cp")
+    # Of one rank too: it brings gradients into the layout of their parameters.
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh.shards, reshard_after_forward=reshard)
 
 
 def sequence_of(task: Task, mesh: Mesh) -> Sequence:

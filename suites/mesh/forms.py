@@ -12,8 +12,8 @@ positions x d of them.
     tensor        per block, forward 2 all-reduces of X; backward 5, one for each of q, k, v, gate and up;
                   embedding: 1 of X forward; head: 1 of X backward, and 1 all-gather of the logits
                   (Shoeybi et al., "Megatron-LM", 2019, section 3, as torch's parallelize_module does it)
-    ring          per block 2w - 2 sends of K and V, and w of their gradients, which are summed in fp32
-                  where the rest is bf16 (Liu et al., arXiv:2310.01889)
+    ring          per block 2w - 2 sends of K and V, 1/t of them, and w of their gradients, which are summed
+                  in fp32 where the rest is bf16 (Liu et al., arXiv:2310.01889)
     norm          clipping: 1 all-reduce of one number among all ranks (`suites.zero.clipping`)
     pipeline      per edge m activations one way and m gradients the other, X / m each (arXiv:1811.06965)
 """
@@ -67,7 +67,7 @@ class Dense(Combined[Divided]):
             name: (self.mesh.group(name), of_axis[name]) for name in task.layout.names
         }
         if "cp" in found:
-            found["dp x cp"] = dist.group.WORLD, found.pop("dp")[1]
+            found["dp x cp"] = self.mesh.shards.get_group(), found.pop("dp")[1]
         if task.clip:
             found["norm"] = dist.group.WORLD, clipping.issued(task.clip, dtype)
         return found
@@ -118,8 +118,9 @@ def ring(task: Task, item: int, summed: int) -> Expected:
     """Of ring attention, whose gradients are in items of `summed` bytes."""
     ranks = task.layout.size("cp")
     keys, gradients = task.layers * 2 * (ranks - 1), task.layers * ranks
-    # K and V have H / K times fewer channels than X.
-    size = 2 * (activation_bytes(task, keys * item) + activation_bytes(task, gradients * summed)) // GROUPED
+    # K and V have H / K times fewer channels than X, and a rank those of its heads.
+    size = 2 * (activation_bytes(task, keys * item) + activation_bytes(task, gradients * summed))
+    size //= GROUPED * task.tp
     return dict.fromkeys(("send", "recv"), (keys + gradients, size))
 
 

@@ -8,6 +8,7 @@ ranks are few, some axes have one rank, and their technique has nothing to do:
     fsdp_tp       2 x 1      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
     pp_fsdp_tp    2 x 1 x 1  2 x 1 x 2  2 x 2 x 2  2 x 2 x 4  2 x 4 x 8       pp x dp x tp
     fsdp_cp       1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x cp
+    fsdp_cp_tp               1 x 2 x 2  2 x 2 x 2  2 x 2 x 4  2 x 4 x 8       dp x cp x tp
     loss_curve    1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
 
 That is on one node, or on nodes that the innermost axis fits into. `large` are the sizes of training: the
@@ -26,7 +27,7 @@ import torch
 
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.driver import EXACT, TRAINED
-from suites.mesh.axes import divide, laid_out
+from suites.mesh.axes import divide, laid_out, needs
 from suites.mesh.forms import Dense
 from suites.mesh.moe import run
 from suites.mesh.moe.grid import combined, replicated
@@ -78,6 +79,20 @@ def fsdp_cp(
     """
     layout = divide(ctx, ("dp", "cp"), ("cp", "dp"))
     return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip, **large))
+
+
+@step
+def fsdp_cp_tp(
+    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0
+) -> dict[str, Any]:
+    """Tensor parallelism along tp, a ring along cp among ranks of the same heads, fully_shard on dp and cp.
+
+    dp x cp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi/tp in all. cp: as in `fsdp_cp`, with 1/tp
+    of K and V. tp: as in `fsdp_tp` ("The Llama 3 Herd of Models", 2024, section 3.3.2).
+    """
+    needs(ctx, 4, "context x tensor of two ranks each")
+    layout = divide(ctx, ("dp", "cp", "tp"), ("cp", "tp", "dp"))
+    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip))
 
 
 @step

@@ -15,6 +15,7 @@ STEPS = [
     case_of("mesh.fsdp_tp", **DENSE, clip=CLIP),
     case_of("mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP),
     case_of("mesh.fsdp_cp", **DENSE, clip=CLIP),
+    case_of("mesh.fsdp_cp_tp", **DENSE, clip=CLIP),
     case_of("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}),
 ]
 

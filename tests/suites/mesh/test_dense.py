@@ -19,12 +19,13 @@ from tests.suites.parallel import Case, assert_green
 
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
 LESS = {"rows": 1, "layers": 1, "per_stage": 1}
-FSDP_TP, PP_FSDP_TP, FSDP_CP, LOSS_CURVE = (case.step for case in STEPS)
+FSDP_TP, PP_FSDP_TP, FSDP_CP, FSDP_CP_TP, LOSS_CURVE = (case.step for case in STEPS)
 PARAMETERS = {case.step: {**case.parameters, "steps": 2} for case in STEPS}
 AXES = {
     FSDP_TP: {2: {"dp"}, 4: {"dp", "tp"}},
     PP_FSDP_TP: {2: {"pp"}, 3: {"pp"}, 8: {"pp", "dp", "tp"}},
     FSDP_CP: {2: {"cp"}, 4: {"dp", "cp"}},
+    FSDP_CP_TP: {8: {"dp", "cp", "tp"}},
     LOSS_CURVE: {2: {"tp"}},
 }
 
@@ -82,7 +83,7 @@ def test_the_last_stage_alone_has_loss_and_logits_and_every_stage_its_own_weight
 
 
 def test_the_loss_falls_while_it_is_compared() -> None:
-    case = STEPS[3]
+    case = STEPS[-1]
     layout = Layout(("dp", "tp"), (1, 2))
     parameters = {name: case.parameters[name] for name in ("rows", "tokens", "layers", "steps")}
     losses = unsharded(Task(context(0, 2), layout, **parameters), EXACT)["loss"]
