@@ -31,7 +31,9 @@ from suites.mesh.axes import divide, laid_out, needs
 from suites.mesh.forms import Dense
 from suites.mesh.moe import run
 from suites.mesh.moe.grid import combined, replicated
+from suites.mesh.moe.sharded import ShardedMixture
 from suites.mesh.moe.task import Dims
+from suites.mesh.moe.zero import ZeroMixture
 from suites.mesh.task import Task
 from suites.mesh.technique import told
 
@@ -143,6 +145,31 @@ def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
     all_reduces along tp, dp x cp and edp. Bytes and sources: `moe.forms`.
     """
     return run.run(ctx, combined(ctx.size), Dims(**dims))
+
+
+@step
+def ep_fsdp(ctx: Context, **dims: int) -> dict[str, Any]:
+    """Experts over half of the ranks, twice, and fully_shard: of experts along edp, of the rest over all.
+
+    ep: as in `ep_dp`. dp_cp and edp: 2 all-gathers and 1 reduce-scatter of every group of weights, for every
+    micro-batch; a rank has 1/n of each state of dense weights and 1/2 of that of its experts (bytes and
+    sources: `moe.sharded`).
+    """
+    needs(ctx, 4, "two sets of experts on two ranks each")
+    return run.run(ctx, replicated(ctx.size), Dims(**dims), ShardedMixture)
+
+
+@step
+def zero1_pp_ep(ctx: Context, **dims: int) -> dict[str, Any]:
+    """Stages of experts, trained with ZeRO-1, as DeepSeek-V3 is: two stages of n/2 ranks.
+
+    4 ranks: experts over the 2 of a stage. 8 and more: over half of a stage's, twice. pp and ep: as in
+    `five_axes`. Once in a step dp_cp and edp reduce-scatter gradients in fp32 and all-gather weights; a rank
+    has 1/(n/2) of the masters and optimizer state of dense weights, and 1/2 of those of its experts where
+    they are there twice (arXiv:2412.19437, section 3.2; bytes: `moe.zero`).
+    """
+    needs(ctx, 4, "two stages of two ranks")
+    return run.run(ctx, replicated(ctx.size, stages=2), Dims(**dims), ZeroMixture)
 
 
 def _dense(task: Task, dtypes: Sequence[torch.dtype] = (EXACT, TRAINED)) -> dict[str, Any]:

@@ -45,6 +45,8 @@ MIXTURE = {
 EXPERTS = [
     case_of("mesh.ep_dp", **MIXTURE, micro_batches=2),
     case_of("mesh.five_axes", **MIXTURE, micro_batches=3),
+    case_of("mesh.ep_fsdp", **MIXTURE, micro_batches=1),
+    case_of("mesh.zero1_pp_ep", **MIXTURE, micro_batches=2),
 ]
 
 

@@ -11,19 +11,28 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from suites.mesh import placement
-from suites.mesh.moe import training
+from suites.mesh.moe import sharded, training, zero
 from suites.mesh.test_mesh import EXPERTS
 from tests.teeth.bug import Bug, Patch, replaced
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import flip, transient
-from tests.teeth.patches.zero import dropped, twice
+from tests.teeth.patches.mesh import (
+    averaged_in_place,
+    bucketed,
+    kept_whole,
+    never,
+    own_alone,
+    replicas_everywhere,
+    two_states,
+)
+from tests.teeth.patches.zero import dropped, of, twice
 
 Call = Callable[..., Any]
 Maker = Callable[[Call], Call]
 _PARAMETERS = {case.step: case.parameters for case in EXPERTS}
 
 
-def _among(stride: int, make: Maker) -> Maker:
+def among(stride: int, make: Maker) -> Maker:
     """Plant it in the groups whose ranks are so far apart; the world's own calls are left alone."""
 
     def planted(original: Call) -> Call:
@@ -74,7 +83,7 @@ def _backwards(original: Call) -> Call:
     return lambda tensor, *args, **kwargs: original(tensor, *args, **{**kwargs, "descending": True})
 
 
-def _flipped(original: Call) -> Call:
+def always_flipped(original: Call) -> Call:
     """The lowest bit of what rank 1 is given is flipped, always; counts of rows are let through."""
 
     def call(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +105,7 @@ def _rounded(original: Call) -> Call:
     return call
 
 
-def _rotated(original: Call) -> Call:
+def off_by_one(original: Call) -> Call:
     """The output begins one part too late."""
 
     def call(whole: torch.Tensor, part: torch.Tensor, **kwargs: Any) -> Any:
@@ -146,20 +155,22 @@ def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 4) -> Bug:
 
 BEHIND: Patch = lambda: replaced(PipelineStage, "get_fwd_send_ops", _one_behind)  # noqa: E731
 SWAPPED: Patch = lambda: replaced(torch.Tensor, "argsort", _backwards)  # noqa: E731
+REDUCE, GATHER = "reduce_scatter_single", "all_gather_single"
 COUNTS = 64  # numbers that ranks tell each other before they send rows are fewer
 REPLICAS = 2  # how far apart the replicas of an expert are in a world of 4
+NEXT = 1  # and the ranks of a stage
 TENSOR, CONTEXT = 1, 2
 MIXTURE = [
     _bug(
         "mesh.ep_dp",
         "experts divided by their replicas too",
-        _of("all_reduce", _among(REPLICAS, _averaged)),
+        _of("all_reduce", among(REPLICAS, _averaged)),
         "parity",
     ),
     _bug(
         "mesh.ep_dp",
         "experts' replicas not summed",
-        _of("all_reduce", _among(REPLICAS, dropped)),
+        _of("all_reduce", among(REPLICAS, dropped)),
         "parity",
         "traffic",
         "wrong",
@@ -167,11 +178,11 @@ MIXTURE = [
     _bug(
         "mesh.ep_dp",
         "experts summed over all ranks",
-        _of("all_reduce", _among(REPLICAS, _everybody)),
+        _of("all_reduce", among(REPLICAS, _everybody)),
         "parity",
         "traffic",
     ),
-    _bug("mesh.ep_dp", "dense gradients divided twice", _of("all_reduce", _among(1, _averaged)), "parity"),
+    _bug("mesh.ep_dp", "dense gradients divided twice", _of("all_reduce", among(1, _averaged)), "parity"),
     _bug("mesh.ep_dp", "experts get each other's rows", SWAPPED, "parity"),
     _bug(
         "mesh.ep_dp",
@@ -181,11 +192,11 @@ MIXTURE = [
     ),
     _bug("mesh.ep_dp", "rows travel in bf16", _of("all_to_all_single", _rounded), "parity"),
     _bug("mesh.ep_dp", "a low bit flips once", transient("all_to_all_single", 5), "repeat"),
-    _bug("mesh.ep_dp", "a low bit always flips", _of("all_to_all_single", _flipped), "wrong"),
+    _bug("mesh.ep_dp", "a low bit always flips", _of("all_to_all_single", always_flipped), "wrong"),
     _bug(
         "mesh.five_axes",
         "norms not summed along tp",
-        _of("all_reduce", _among(TENSOR, dropped)),
+        _of("all_reduce", among(TENSOR, dropped)),
         "parity",
         "traffic",
     ),
@@ -212,11 +223,11 @@ MIXTURE = [
         narrow.step_of(torch.optim.SGD, narrow.of_bf16_weights(narrow.second_lost_on_rank_1)),
         "parity",
     ),
-    _bug("mesh.five_axes", "a low bit always flips", _of("all_gather_single", _flipped), "wrong"),
+    _bug("mesh.five_axes", "a low bit always flips", _of("all_gather_single", always_flipped), "wrong"),
     _bug(
         "mesh.five_axes",
         "dense gradients not summed over cp",
-        _of("all_reduce", _among(CONTEXT, dropped)),
+        _of("all_reduce", among(CONTEXT, dropped)),
         "parity",
         "traffic",
         "wrong",
@@ -225,7 +236,7 @@ MIXTURE = [
     _bug(
         "mesh.five_axes",
         "keys and values off by one part",
-        _of("all_gather_single", _among(CONTEXT, _rotated)),
+        _of("all_gather_single", among(CONTEXT, off_by_one)),
         "parity",
         "wrong",
         size=8,
@@ -233,9 +244,79 @@ MIXTURE = [
     _bug(
         "mesh.five_axes",
         "gradients of the next part's keys",
-        _of("reduce_scatter_single", _among(CONTEXT, _next_part)),
+        _of("reduce_scatter_single", among(CONTEXT, _next_part)),
         "parity",
         "wrong",
+        size=8,
+    ),
+    _bug(
+        "mesh.ep_fsdp",
+        "experts divided by their replicas alone",
+        lambda: replaced(sharded.FullySharded, "synchronise", never),
+        "parity",
+    ),
+    _bug(
+        "mesh.ep_fsdp", "experts sharded over all ranks", replicas_everywhere, "parity", "traffic", "memory"
+    ),
+    _bug(
+        "mesh.ep_fsdp",
+        "experts not reduced over their replicas",
+        of(REDUCE, among(REPLICAS, own_alone)),
+        "parity",
+        "traffic",
+    ),
+    _bug(
+        "mesh.ep_fsdp", "dense gradients not reduced", of(REDUCE, among(NEXT, own_alone)), "parity", "traffic"
+    ),
+    _bug("mesh.ep_fsdp", "experts get each other's rows", SWAPPED, "parity"),
+    _bug("mesh.ep_fsdp", "never resharded", kept_whole, "traffic"),
+    _bug("mesh.ep_fsdp", "gathered twice in bf16", narrow.of(GATHER, twice), "traffic"),
+    _bug("mesh.ep_fsdp", "a low bit flips once", transient(REDUCE, 5), "repeat"),
+    _bug("mesh.ep_fsdp", "a low bit always flips", of(GATHER, always_flipped), "wrong"),
+    _bug(
+        "mesh.zero1_pp_ep", "gradients averaged, and divided again", of(REDUCE, averaged_in_place), "parity"
+    ),
+    _bug(
+        "mesh.zero1_pp_ep",
+        "dense gradients not reduced",
+        of(REDUCE, among(NEXT, own_alone)),
+        "parity",
+        "traffic",
+    ),
+    _bug("mesh.zero1_pp_ep", "dense masters along the experts' line", bucketed("dense", "edp"), "parity"),
+    _bug(
+        "mesh.zero1_pp_ep",
+        "updates not gathered",
+        lambda: replaced(zero.Bucket, "gather", never),
+        "parity",
+        "traffic",
+    ),
+    _bug(
+        "mesh.zero1_pp_ep", "gathered off by one part", of(GATHER, among(NEXT, off_by_one)), "parity", "wrong"
+    ),
+    _bug("mesh.zero1_pp_ep", "bf16 weights one step stale", narrow.of(GATHER, narrow.stale), "parity"),
+    _bug(
+        "mesh.zero1_pp_ep",
+        "rank 1 loses an update",
+        narrow.step_of(torch.optim.SGD, narrow.second_lost_on_rank_1),
+        "parity",
+    ),
+    _bug("mesh.zero1_pp_ep", "an optimizer of two states", two_states, "parity", "memory"),
+    _bug("mesh.zero1_pp_ep", "activations one micro-batch behind", BEHIND, "parity"),
+    _bug("mesh.zero1_pp_ep", "a low bit flips once", transient(REDUCE, 3), "repeat"),
+    _bug(
+        "mesh.zero1_pp_ep",
+        "experts not reduced over their replicas",
+        of(REDUCE, among(REPLICAS, own_alone)),
+        "parity",
+        "traffic",
+        size=8,
+    ),
+    _bug(
+        "mesh.zero1_pp_ep",
+        "experts sharded over all ranks of a stage",
+        bucketed("experts", "dp_cp"),
+        "parity",
         size=8,
     ),
 ]

@@ -92,10 +92,11 @@ def combined(ranks: int) -> Axes:
     return Axes(stages, data, context, tensor, tensor * context if tensor > 1 else data)
 
 
-def replicated(ranks: int) -> Axes:
-    """Deal out ranks to experts and two replicas of them; one set where ranks are few or odd."""
-    sets = 2 if ranks >= 4 and ranks % 2 == 0 else 1
-    return Axes(1, ranks, 1, 1, ranks // sets)
+def replicated(ranks: int, stages: int = 1) -> Axes:
+    """Deal out a stage's ranks to experts and two replicas of them; one set where they are few or odd."""
+    data = ranks // stages
+    sets = 2 if data >= 4 and data % 2 == 0 else 1
+    return Axes(stages, data, 1, 1, data // sets)
 
 
 def _halved(ranks: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Combined, Issued, told
 from suites.pipeline.schedules import PLANS, Shape
 
-# What training issues along each line.
 PATTERNS = {
     "pp": ("send_recv",),
     "tp": ("all_gather", "reduce_scatter"),
@@ -30,7 +30,9 @@ _PLAN = PLANS["one_f_one_b"]
 
 
 class Mixture(Combined[Trainer]):
-    """The mixture of experts on a grid."""
+    """The mixture of experts on a grid; `patterns`: what training issues along each line."""
+
+    patterns: Mapping[str, Sequence[str]] = PATTERNS
 
     def __init__(self, task: Task, grid: Grid) -> None:
         self.task, self.grid = task, grid
@@ -73,10 +75,10 @@ class Mixture(Combined[Trainer]):
         return [*held, {"what": "order", "error": float(differ), "tolerance": 0.0}]
 
 
-def run(ctx: Context, axes: Axes, dims: Dims) -> dict[str, Any]:
+def run(ctx: Context, axes: Axes, dims: Dims, kind: type[Mixture] = Mixture) -> dict[str, Any]:
     """Train it; the worst imbalance of all blocks and micro-batches is recorded."""
     task = Task(ctx, axes, dims)
     with on_grid(ctx, axes) as grid:
-        found = told(ctx, Mixture(task, grid), grid.used, PATTERNS)
+        found = told(ctx, kind(task, grid), grid.used, kind.patterns)
         found["figures"]["imbalance"] = max(imbalance(sent) for sent in forms.routed(task, grid))
         return found

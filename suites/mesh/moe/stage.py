@@ -10,6 +10,7 @@ dispatches other tokens (Megatron-Core asks for sequence parallelism where exper
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class Stage(nn.Module):
             for i in range(task.dims.micro_batches)
         }
         for number in self.numbers:
-            self._block(number).mlp = self._experts(self._block(number).mlp)
+            block = self._block(number)
+            block.mlp, block.forward = self._experts(block.mlp), partial(self._through, block, number)
         for name, weight in self.weights().items():
             weight.data = share(name, weight.data, self.tensor).clone()
         self.micro_batch = 0
@@ -81,13 +83,16 @@ class Stage(nn.Module):
         if self.embedding is not None:
             x = self.embedding(x)
         for number in self.numbers:
-            block = self._block(number)
-            x = x + self._attend(block.attention, block.attention_norm(x))
-            x = x + self._mix(number, block.mlp, block.mlp_norm(x))
+            x = self._block(number)(x)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         self.left.append(x.detach())
         return x
+
+    def _through(self, block: models.Block, number: int, x: Tensor) -> Tensor:
+        """Forward of one block."""
+        x = x + self._attend(block.attention, block.attention_norm(x))
+        return x + self._mix(number, block.mlp, block.mlp_norm(x))
 
     def _attend(self, layer: models.Attention, x: Tensor) -> Tensor:
         """Attention of this rank's heads and positions over all positions."""

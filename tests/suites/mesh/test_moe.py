@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, References, compared, run_once
 from suites.expert.parity import decided
@@ -16,12 +17,14 @@ from suites.expert.routing import top_k
 from suites.mesh.moe.grid import LINES, Axes, combined, on_grid, replicated
 from suites.mesh.moe.run import Mixture
 from suites.mesh.moe.task import Dims, Task
-from suites.mesh.test_mesh import EXPERTS
+from suites.mesh.test_mesh import EXPERTS, STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
-from tests.suites.parallel import assert_green
+from tests.suites.parallel import assert_green, load
 
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong")
 RULES = {"mesh.ep_dp": replicated, "mesh.five_axes": combined}
+FULLY_SHARDED = {"mesh.ep_fsdp": replicated}
+ZERO1 = {"mesh.zero1_pp_ep": partial(replicated, stages=2)}
 DIMS = {case.step: Dims(**case.parameters) for case in EXPERTS}
 COMBINED = {
     2: Axes(2, 1, 1, 1, 1),
@@ -34,11 +37,12 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 8])
-def test_every_part_of_every_step_holds(size: int) -> None:
-    found = assert_green(size, [(case.step, case.parameters) for case in EXPERTS], parts=PARTS)
-    for case, ranks in zip(EXPERTS, found, strict=True):
-        axes = RULES[case.step](size)
+@pytest.mark.parametrize(("size", "rules"), [(2, RULES), (4, FULLY_SHARDED), (8, RULES | ZERO1)])
+def test_every_part_of_every_step_holds(size: int, rules: dict[str, Callable[[int], Axes]]) -> None:
+    cases = [case for case in EXPERTS if case.step in rules]
+    found = assert_green(size, [(case.step, case.parameters) for case in cases], parts=PARTS)
+    for case, ranks in zip(cases, found, strict=True):
+        axes = rules[case.step](size)
         for line in (line for line in LINES if len(axes.members(line)[0]) > 1):
             assert all(rank["figures"][f"{line}_bandwidth"] > 0 for rank in ranks), line
             moved = [entry for rank in ranks for entry in rank["traffic"] if entry["group"] == line]
@@ -88,6 +92,19 @@ def test_tensors_stay_inside_nodes_of_two_and_stages_cross() -> None:
     hosts = [f"node-{rank // 2}" for rank in range(8)]
     spans = {line: {len({hosts[r] for r in group}) for group in combined(8).members(line)} for line in LINES}
     assert spans == {"tp": {1}, "pp": {2}, "cp": {2}, "dp_cp": {2}, "ep": {2}, "edp": {1}}
+
+
+def test_stages_of_few_ranks_have_one_set_of_experts_and_those_of_many_have_two() -> None:
+    assert [replicated(ranks, stages=2) for ranks in (4, 8)] == [Axes(2, 2, 1, 1, 2), Axes(2, 4, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("step", ["mesh.fsdp_cp_tp", *FULLY_SHARDED, *ZERO1])
+def test_a_world_that_does_not_divide_into_fours_is_not_applicable(step: str) -> None:
+    load([step])
+    parameters = {case.step: case.parameters for case in [*STEPS, *EXPERTS]}[step]
+    for size in (2, 6):
+        with pytest.raises(Unsupported, match=f"need a multiple of 4 ranks, and this world has {size}"):
+            REGISTRY[step](context(0, size), **parameters)
 
 
 def test_what_cannot_be_dealt_out_is_refused_with_all_its_faults() -> None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from suites.mesh import dense
+from suites.mesh.moe import sharded as fully
+from suites.mesh.moe import zero
 from tests.teeth.bug import Patch, replaced
 from tests.teeth.patches.flips import flip
 
@@ -142,3 +145,34 @@ def own_alone(original: Call) -> Call:
         return None
 
     return call
+
+
+def averaged_in_place(original: Call) -> Call:
+    """Numbers that are no integers are averaged where they are to be added up."""
+
+    def call(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        mean = {"op": dist.ReduceOp.AVG} if output.is_floating_point() else {}
+        return original(output, *args, **{**kwargs, **mean})
+
+    return call
+
+
+def two_states() -> AbstractContextManager[Any]:
+    return replaced(zero, "optimizer_of", lambda _: lambda masters: torch.optim.Adam(list(masters)))
+
+
+def bucketed(kind: str, line: str) -> Patch:
+    """One kind of weights is sharded along another line."""
+    return lambda: mock.patch.dict(zero.LINE, {kind: line})
+
+
+def replicas_everywhere() -> AbstractContextManager[Any]:
+    """Experts are sharded among all ranks, as if all had the same."""
+    return replaced(fully.FullySharded, "_mesh", lambda original: lambda self, _: original(self, "dp_cp"))
+
+
+def kept_whole() -> AbstractContextManager[Any]:
+    def make(original: Call) -> Call:
+        return lambda *args, **kwargs: original(*args, **{**kwargs, "reshard_after_forward": False})
+
+    return replaced(fully, "fully_shard", make)

@@ -1,0 +1,142 @@
+"""Experts over ranks, and fully_shard around them: what training of large mixtures on GPUs does most.
+
+Experts are dealt out along ep; fully_shard cuts an expert's weights among its replicas (edp), and all others
+among all ranks (dp_cp), each weight by its rows, of which the last ranks have fewer where they do not divide.
+What one fully_shard gathers at once is a group; each has 2 all_gather (forward, and backward again) and
+1 reduce_scatter in fp32 per micro-batch, of its weights with padded rows (arXiv:2304.11277, section 3):
+
+    dp_cp   per block its attention and norms, and its router; embedding, last norm and head
+    edp     per block all experts of the rank
+
+fully_shard gives the mean over a group's ranks: right for dense weights, while an expert has met the tokens
+of its whole set, and its gradient is divided by all ranks (torchtitan's `set_gradient_divide_factor`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.memory import local
+from fixtures.ranks.study.models import gradient_of
+from fixtures.ranks.study.traffic import Expected
+from suites.context.ring_attention import wide
+from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.run import PATTERNS, Mixture
+from suites.mesh.moe.stage import is_expert
+from suites.mesh.moe.task import VOCABULARY, Task
+from suites.mesh.moe.training import Trainer
+from suites.mesh.technique import Issued, optimizer_of
+from suites.tensor.regions import Group
+
+_SHARDED = ("reduce_scatter", "all_gather")
+_NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
+Shapes = list[tuple[int, int]]  # rows and columns
+
+
+class FullySharded(Trainer):
+    """One rank's part at work, as torch's fully_shard divides it."""
+
+    def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
+        super().__init__(task, grid, dtype)
+        policy = MixedPrecisionPolicy(reduce_dtype=wide(dtype))
+        everyone, replicas = (self._mesh(line) for line in ("dp_cp", "edp"))
+        for block in self.stage.blocks.values():
+            mixture: Any = block.mlp
+            fully_shard(list(mixture.experts), mesh=replicas, reshard_after_forward=True, mp_policy=policy)
+            for module in (mixture, block):  # a router alone has a dtype of its own
+                fully_shard(module, mesh=everyone, reshard_after_forward=True, mp_policy=policy)
+        fully_shard(self.stage, mesh=everyone, reshard_after_forward=True, mp_policy=policy)
+        weights = self.weights()
+        self.optimizer = optimizer_of(one for name, one in weights.items() if not is_expert(name))
+        self.optimizer.add_param_group({"params": [one for name, one in weights.items() if is_expert(name)]})
+
+    def _mesh(self, line: str) -> DeviceMesh:
+        name = f"{line}{next(_NUMBERS)}"
+        group, kind = self.grid.group(line).handle, self.task.ctx.device.type
+        return DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
+
+    def part(self, whole: Named) -> dict[str, Tensor]:
+        """Its losses, what is to leave it, and its rows of each weight and gradient."""
+        return {
+            what: self._rows(what, tensor) if ":" in what else tensor
+            for what, tensor in super().part(whole).items()
+        }
+
+    def _rows(self, name: str, whole: Tensor) -> Tensor:
+        group = self.grid.group(line_of(name))
+        size = -(-len(whole) // group.size)
+        return whole[group.rank * size :][:size]
+
+    def synchronise(self) -> None:
+        """Only the divisor of experts is left to do."""
+        for name, weight in self.weights().items():
+            if is_expert(name):
+                local(gradient_of(weight)).mul_(self.grid.group("edp").size / self.task.axes.stage_ranks)
+
+
+def line_of(name: str) -> str:
+    """Along which a weight is sharded."""
+    return "edp" if is_expert(name) else "dp_cp"
+
+
+class ShardedMixture(Mixture):
+    """The mixture of experts whose weights are all sharded."""
+
+    patterns = PATTERNS | {"dp_cp": _SHARDED, "edp": _SHARDED}
+
+    def make(self, dtype: torch.dtype) -> Trainer:
+        """A rank's part."""
+        return FullySharded(self.task, self.grid, dtype)
+
+    def issued(self, dtype: torch.dtype) -> Issued:
+        """As ever along ep; gathers and reduce-scatters where weights are sharded."""
+        sharded = {line: self._sharded(line, dtype) for line in ("dp_cp", "edp")}
+        return {name: (group, sharded.get(name, one)) for name, (group, one) in super().issued(dtype).items()}
+
+    def _sharded(self, line: str, dtype: torch.dtype) -> Expected:
+        times, ranks = self.task.dims.micro_batches, self.grid.group(line).size
+        sizes = [
+            (sum(-(-rows // ranks) * ranks * columns for rows, columns in shapes), item)
+            for where, shapes, item in groups(self.task, dtype)
+            if where == line
+        ]
+        gathered = sum(size * item for size, item in sizes)
+        reduced = sum(size for size, _ in sizes) * wide(dtype).itemsize
+        return {
+            "all_gather": (2 * times * len(sizes), 2 * times * gathered),
+            "reduce_scatter": (times * len(sizes), times * reduced),
+        }
+
+    def share(self, dtype: torch.dtype) -> int:
+        """This rank's rows of everything."""
+        return sum(
+            _own(rows, self.grid.group(line)) * columns * item
+            for line, shapes, item in groups(self.task, dtype)
+            for rows, columns in shapes
+        )
+
+
+def groups(task: Task, dtype: torch.dtype) -> list[tuple[str, Shapes, int]]:
+    """What is gathered at once: along which line, the shapes of its weights, and bytes of a number."""
+    dims, item = task.dims, dtype.itemsize
+    d, kept = dims.width, dims.kv_heads * (dims.width // dims.heads)
+    expert = [(dims.inner, d), (dims.inner, d), (d, dims.inner)]
+    block: list[tuple[str, Shapes, int]] = [
+        ("edp", dims.experts_per_rank * expert, item),
+        ("dp_cp", [(task.experts, d)], wide(dtype).itemsize),
+        ("dp_cp", [(d, 1), (d, 1), (d, d), (kept, d), (kept, d), (d, d)], item),
+    ]
+    return [*task.blocks * block, ("dp_cp", [(VOCABULARY, d), (d, 1), (VOCABULARY, d)], item)]
+
+
+def _own(rows: int, group: Group) -> int:
+    """Rows of a weight on this rank."""
+    each = -(-rows // group.size)
+    return max(min(each, rows - group.rank * each), 0)
