@@ -209,6 +209,13 @@ def test_arguments_go_to_one_run_of_all_tests(machine: Machine, target: str, tes
     assert pytest_calls == [f"pytest {tests} -k one or two"]
 
 
+def test_a_look_at_a_gpu_writes_where_it_is_told(machine: Machine) -> None:
+    machine.done(".made", ".run", ".test")
+    machine.command(".venv/bin/python", "exit 1")
+    assert machine.make("gpu", "ARGS=somewhere").returncode == 2
+    assert machine.calls() == ["python -m tests.gpu somewhere"]
+
+
 def test_help_lists_every_target(machine: Machine) -> None:
     makefile = (ROOT / "Makefile").read_text()
     [phony] = [line for line in makefile.splitlines() if line.startswith(".PHONY: ")]

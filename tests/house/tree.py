@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IGNORED = {".git", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
 
 
-OUTPUT = {Path("reports", "out"), Path("reports", "runs")}
+OUTPUT = {Path("reports", name) for name in ("out", "runs", "gpu")}
 
 
 def files(root: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -19,19 +19,20 @@ import torch.distributed as dist
 
 from tests.fixtures.ranks.gloo_world import DEADLINE_S
 
+Found = TypeVar("Found")
 Accounts = list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]]  # step, traffic, memory
 
 
-def fake_world(size: int, rank: int, accounts: Callable[[int, int], Accounts]) -> Accounts:
-    """Call `accounts(size, rank)` in a process of its own, which a process group never leaves."""
+def fake_world(size: int, rank: int, function: Callable[[int, int], Found]) -> Found:
+    """Call `function(size, rank)` in a process of its own, which a process group never leaves."""
     fork = multiprocessing.get_context("fork")
     mine, theirs = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(size, rank, accounts, theirs), daemon=True)
+    child = fork.Process(target=_child, args=(size, rank, function, theirs), daemon=True)
     child.start()
     theirs.close()  # so that a child that dies (its traceback is on standard error) is told from a slow one
     try:
         assert mine.poll(DEADLINE_S), f"rank {rank} of {size} said nothing for {DEADLINE_S:.0f} s"
-        found: Accounts = mine.recv()
+        found: Found = mine.recv()
     finally:
         child.kill()
         child.join()
@@ -50,10 +51,10 @@ def values_left_out(*modules: str) -> Iterator[None]:
         yield
 
 
-def _child(size: int, rank: int, accounts: Callable[[int, int], Accounts], pipe: Connection) -> None:
+def _child(size: int, rank: int, function: Callable[[int, int], object], pipe: Connection) -> None:
     torch.set_num_threads(1)  # the parent's OpenMP threads did not survive the fork
     dist.init_process_group("fake", rank=rank, world_size=size)
-    pipe.send(accounts(size, rank))
+    pipe.send(function(size, rank))
     os._exit(0)
 
 

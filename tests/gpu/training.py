@@ -1,0 +1,111 @@
+"""Points about training: traffic and memory in a world that torch makes up, and steps in one that is real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from fixtures.check.plan import Case
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from fixtures.ranks.study.fitting import DoesNotFit
+from suites.expert import test_expert
+from suites.tensor import test_tensor
+from suites.zero import test_zero
+from tests.fixtures.ranks.gloo_world import context
+from tests.gpu.frame import Here, Impossible, world_of_one
+from tests.suites import parallel
+from tests.suites.fake_world import assert_closed_forms
+from tests.suites.test_at_size import asked
+
+RANKS, RANK = 8, 5
+FAMILIES = (
+    "zero.test_closed_forms",
+    "tensor.test_closed_forms",
+    "context.test_steps",
+    "mesh.test_closed_forms",
+)
+# Steps whose collectives are torch's own, which leaves them out of a world of one: `counting` counts them.
+BY_TORCH = (
+    *("zero.fsdp", "zero.fsdp_mixed", "zero.hsdp"),
+    *("tensor.dtensor", "tensor.dtensor_sequence", "tensor.loss_parallel"),
+)
+# Two ranks are needed to shard among some and copy among others, to gather ahead, and to replicate heads; the
+# ceiling of `mixed_precision` has room for what two of them make.
+FROM_TWO_ON = ("hsdp", "fsdp_prefetch", "replicated", "mixed_precision")
+SMALL = [*test_zero.STEPS, *test_tensor.STEPS, *test_expert.PARITY]
+SMALL = [one for one in SMALL if one.words[-1] not in FROM_TWO_ON]
+AT_SIZE = [*test_zero.AT_SIZE, *test_tensor.AT_SIZE, *test_expert.AT_SIZE]
+# Where steps time their collectives alone, which need two ranks.
+SENT = ("suites.zero.steps", "suites.zero.answers", "suites.tensor.technique")
+
+
+def counting(here: Here, families: Sequence[str] = FAMILIES) -> str:
+    """On one of 8 ranks, with tensors on the device, all steps issue and hold what closed forms say."""
+    device, seen = here.device, 0
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group("fake", rank=RANK, world_size=RANKS)
+
+    def placed(rank: int, size: int) -> Context:
+        return replace(context(rank, size), backend=backend, device=device)
+
+    for name in families:
+        family = import_module(f"tests.suites.{name}")
+        with mock.patch.object(family, "context", placed):
+            found = family.accounts(RANKS, RANK)
+        here.keep(family=name, found=found)
+        assert_closed_forms(found, len(found))
+        seen += len(found)
+    assert seen, "no step was counted"
+    return f"{seen} runs of a step issue and hold what the closed forms say, on rank {RANK} of {RANKS}"
+
+
+def small(here: Here, cases: Sequence[Case] = SMALL) -> str:
+    """Small steps in every dtype that they run in, twice, beside the unsharded model."""
+    return _steps(here, [(case.step, case.parameters) for case in cases])
+
+
+def at_size(here: Here, cases: Sequence[Case] = AT_SIZE) -> str:
+    """Steps at the size of training: compared with the unsharded model, timed, and their peak."""
+    backend = "gloo" if here.device.type == "cpu" else "nccl"
+    return _steps(here, [(case.step, asked(case, backend, 1)) for case in cases])
+
+
+def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:
+    """Run them in a world of one; what one of them cannot do here is said once no other is wrong."""
+    parallel.load([step for step, _ in cases])
+    faults: list[str] = []
+    lacking: list[str] = []
+    with world_of_one(here) as ctx, ExitStack() as left_out:
+        for module in SENT:
+            left_out.enter_context(mock.patch(f"{module}.sent", return_value={"figures": {}}))
+        for step, parameters in cases:
+            try:
+                told = REGISTRY[step](ctx, **parameters)
+            except (DoesNotFit, Unsupported) as why:
+                lacking.append(f"{step}: {why}")
+                continue
+            here.keep(step=step, parameters=parameters, told=told)
+            faults += judged(step, parameters, told)
+    assert not faults, "; ".join(faults)
+    if lacking:
+        raise Impossible("; ".join(lacking))
+    return f"{len(cases)} runs of a step are right"
+
+
+def judged(step: str, parameters: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+    """What the suite's own judges have against an answer; of nothing they have nothing to judge."""
+    left_out = {"traffic"} if step in BY_TORCH else set()
+    if not told.get("figures"):
+        left_out.add("figures")  # those of a pattern, which was not timed
+    kept = {part: said for part, said in told.items() if part not in left_out}
+    missing = {"parity", "repeat", "memory", "traffic"} - told.keys()
+    red = parallel.red(step, [kept], parameters)
+    return [
+        f"{step}: {part}: {words}" for part, words in {**dict.fromkeys(missing, "missing"), **red}.items()
+    ]
