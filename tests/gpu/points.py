@@ -28,6 +28,7 @@ from fixtures.ranks.study.calibrated import Pace
 from fixtures.wire.collectives import ROUNDED
 from tests.gpu.frame import Here, Impossible, world_of_one
 from tests.house.tree import ROOT
+from thresholds.loading.load import load, resolve, shipped
 
 ROUNDS, SETTLED = 20, 5  # what is made once and kept is made in the first few
 DRIFT_BYTES = 64 << 20  # over 15 rounds; one communicator that stayed in each would be several times as much
@@ -83,7 +84,7 @@ def suite_measured(here: Here) -> str:
 
 def suite_judged(here: Here) -> str:
     """The same, judged by the hardware file that recognises this machine."""
-    return judged(*_suite(here))
+    return judged(*_suite(here), torch.cuda.device_count())
 
 
 def _suite(here: Here, *arguments: str) -> tuple[int, Mapping[str, Any]]:
@@ -101,9 +102,15 @@ def measured(status: int, verdict: Mapping[str, Any]) -> str:
     return f"{checks}"
 
 
-def judged(status: int, verdict: Mapping[str, Any]) -> str:
-    """Only a node that is accepted is green."""
+def judged(status: int, verdict: Mapping[str, Any], gpus: int) -> str:
+    """Only a node that is accepted is green; one with fewer GPUs than its hardware file expects cannot be."""
     why = [reason for node in verdict["nodes"] for reason in node.get("reasons", ())]
+    if verdict["hardware"] == "not recognised":
+        raise Impossible(f"no hardware file recognises this machine: {why}")
+    if status and verdict["hardware"] in shipped():
+        expected = load(resolve(verdict["hardware"])).expect.get("gpus_per_node", 0)
+        if gpus < expected:
+            raise Impossible(f"{verdict['hardware']} is of {expected} GPUs, and here are {gpus}: {why}")
     assert status == 0, f"status {status} by {verdict['hardware']}: {why}"
     return f"accepted by {verdict['hardware']}"
 

@@ -82,7 +82,7 @@ VERDICT: dict[str, Any] = {
     "counts": {"checks": {"pass": 3, "unchecked": 2}},
     "blame": [],
     "not_reported": [],
-    "hardware": "h100",
+    "hardware": "h100-sxm5-ndr400",
     "nodes": [{"reasons": ["one is slow"]}],
 }
 
@@ -101,9 +101,13 @@ def test_a_run_without_limits_accepts_nobody_and_finds_nothing_wrong() -> None:
 
 
 def test_a_run_that_is_judged_must_accept() -> None:
-    assert points.judged(0, VERDICT) == "accepted by h100"
-    with pytest.raises(AssertionError, match=r"status 1 by h100: .*one is slow"):
-        points.judged(1, VERDICT)
+    assert points.judged(0, VERDICT, 8) == "accepted by h100-sxm5-ndr400"
+    with pytest.raises(AssertionError, match=r"status 1 by h100-sxm5-ndr400: .*one is slow"):
+        points.judged(1, VERDICT, 8)
+    with pytest.raises(Impossible, match=r"no hardware file recognises this machine: .*one is slow"):
+        points.judged(2, {**VERDICT, "hardware": "not recognised"}, 1)
+    with pytest.raises(Impossible, match=r"is of 8 GPUs, and here are 1: .*one is slow"):
+        points.judged(1, VERDICT, 1)
 
 
 # groups, clock, payloads

@@ -60,7 +60,7 @@ def test_a_step_at_size_runs_and_what_does_not_fit_is_not_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = partial(training.at_size, cases=MLP)
-    assert looked(point, tmp_path / "right").words == "1 runs of a step are right"
+    assert looked(point, tmp_path / "right").words == "1 runs of a step are right, 0 of them with a peak"
     assert '"step_seconds": ' in (tmp_path / "right" / "point" / "figures.jsonl").read_text()
     monkeypatch.setattr(fitting, "free_bytes", lambda _: 0.0)
     said = looked(point, tmp_path / "small")

@@ -59,6 +59,7 @@ def counting(here: Here, families: Sequence[str] = FAMILIES) -> str:
         with mock.patch.object(family, "context", placed):
             found = family.accounts(RANKS, RANK)
         here.keep(family=name, found=found)
+        assert found, f"{name} counts no step"
         assert_closed_forms(found, len(found))
         seen += len(found)
     assert seen, "no step was counted"
@@ -81,6 +82,7 @@ def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:
     parallel.load([step for step, _ in cases])
     faults: list[str] = []
     lacking: list[str] = []
+    peaks = 0
     with world_of_one(here) as ctx, ExitStack() as left_out:
         for module in SENT:
             left_out.enter_context(mock.patch(f"{module}.sent", return_value={"figures": {}}))
@@ -92,10 +94,13 @@ def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:
                 continue
             here.keep(step=step, parameters=parameters, told=told)
             faults += judged(step, parameters, told)
+            peaks += any(entry["what"].startswith("peak") for entry in told.get("memory", ()))
+        weighed = ctx.device.type == "cpu" or not any(given.get("at_size") for _, given in cases)
     assert not faults, "; ".join(faults)
+    assert peaks or weighed, "no step has a peak by the allocator"
     if lacking:
         raise Impossible("; ".join(lacking))
-    return f"{len(cases)} runs of a step are right"
+    return f"{len(cases)} runs of a step are right, {peaks} of them with a peak"
 
 
 def judged(step: str, parameters: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:

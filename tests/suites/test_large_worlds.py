@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 
@@ -82,7 +82,7 @@ def said(call: Call) -> Issued:
     return call.op, 0 if call.op in UNEVEN else call.bytes, call.ranks
 
 
-def apart(orders: dict[int, Sequence[Issued]]) -> str:
+def apart(orders: Mapping[int, Sequence[Issued]]) -> str:
     """Where two ranks first issue different collectives in the groups that both are in; "" if nowhere."""
     for one, other in itertools.combinations(orders, 2):
         mine, theirs = (
