@@ -5,23 +5,24 @@
 #   make test                                            test the tester (Linux; the lab needs root)
 #
 # and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the catalogue
-# of faults: hours; ARGS="-k link"); make gpu (what one GPU shows of the tester: ten minutes); make lint;
-# make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
+# of faults: hours; ARGS="-k link"); make gpu (what one GPU shows of the tester: ten minutes); make versions (the
+# suite on older versions of torch); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
 # make begin (a red report in the place of the last one, which make accept leaves first).
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
 # 2; a CI server that wants the status itself calls `make begin setup` and then `.venv/bin/pytest suites/ ...`.
 
-HOSTS  =
-ARGS   =
-PYTHON =
+HOSTS    =
+ARGS     =
+PYTHON   =
+VERSIONS = 2.9.1 2.10.0
 
 SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: begin help accept test long timing faults gpu setup lint lab licences clean
+.PHONY: begin help accept test long timing faults gpu versions setup lint lab licences clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -57,6 +58,18 @@ faults: .venv/.lab ## the catalogue of planted faults: hours, ARGS="-k link"
 
 gpu: .venv/.test ## ten minutes on one GPU, with evidence: ARGS=DIRECTORY
 	@$(BIN)/python -m tests.gpu $(ARGS)
+
+# The oldest that nodes may have is OLDEST_TORCH in fixtures/cluster/preflight.py.
+versions: .venv/.run ## the suite on versions of torch that nodes may have: gigabytes each, VERSIONS="2.9.1 2.12.0"
+	@for version in $(VERSIONS); do
+	    python=.venv/torch/$$version/bin/python
+	    if [ ! -e ".venv/torch/$$version/.made" ]; then
+	        $(BIN)/python -m venv --clear ".venv/torch/$$version"
+	        "$$python" -m pip install --quiet "torch==$$version"
+	        touch ".venv/torch/$$version/.made"
+	    fi
+	    $(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') --remote-python "$$PWD/$$python" $(ARGS)
+	done
 
 lint: .venv/.test ## linters and types
 	@$(BIN)/ruff check --quiet $(CHECKED)

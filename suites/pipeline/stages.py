@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
 from fixtures.ranks.exact.payload import key
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study import at_size
 from fixtures.ranks.study.models import Mlp, seeded
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
@@ -104,7 +105,9 @@ class RecordedStage(pipelining.PipelineStage):
         """Do a forward."""
         with self.recorder.doing(FORWARD, self.stage_index, fwd_chunk_id), self.recorder.held.forward():
             self.recorder.receive(ACTIVATION, self.stage_index, fwd_chunk_id)
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self.output_chunks.clear()  # before torch 2.10 they are kept for the end of the step
+        return output
 
     def backward_one_chunk(
         self,
@@ -124,6 +127,18 @@ class RecordedStage(pipelining.PipelineStage):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
+def torchs(schedule: str) -> Callable[..., Any]:
+    """Give torch's class of a schedule, if what goes between two stages of a rank stays there.
+
+    Those of V schedules before 2.10 send it to themselves, which gloo cannot, and which is traffic of no use.
+    """
+    name = TORCHS[schedule]
+    made: type[Any] = getattr(pipelining, name)
+    if PLANS[schedule].folded and not issubclass(made, schedules._PipelineScheduleRuntime):
+        raise Unsupported(f"{name} of torch {torch.__version__} sends to its own rank; that of 2.10 does not")
+    return made
+
+
 class Pipeline:
     """This rank's stages of a model under a schedule, with the batch that goes through them."""
 
@@ -137,12 +152,22 @@ class Pipeline:
         parameters = [one for module in self.modules.values() for one in module.parameters()]
         self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
         staged = [self._stage(stage) for stage in self.stages]
-        make: Callable[..., Any] = getattr(pipelining, TORCHS[schedule])
+        make = torchs(schedule)
         single = staged[0] if plan.chunks == 1 else staged
         self._schedule = make(single, shape.micro_batches, loss_fn=loss)
 
     def _stage(self, stage: int) -> RecordedStage:
-        made = RecordedStage(self.modules[stage], stage, self.shape.stages, self.ctx.device, group=self.group)
+        batch = self.problem.inputs
+        shape = batch.shape[0] // self.shape.micro_batches, batch.shape[1]
+        made = RecordedStage(
+            self.modules[stage],
+            stage,
+            self.shape.stages,
+            self.ctx.device,
+            input_args=meta(shape, batch.dtype, stage > 0),
+            output_args=meta(shape, batch.dtype),
+            group=self.group,
+        )
         made.recorder = self.recorder
         return made
 
@@ -152,20 +177,42 @@ class Pipeline:
         for module in self.modules.values():
             module.zero_grad()
         first, last = 0 in self.stages, self.shape.stages - 1 in self.stages
-        losses: list[torch.Tensor] = []
         self.recorder.begin()
-        with waits_seen(self.recorder), in_this_thread():
-            self._schedule.step(
-                *([inputs] if first else []),
-                target=targets if last else None,
-                losses=losses if last else None,
-                return_outputs=False,
-            )
-        return losses
+        return stepped(self._schedule, self.recorder, inputs if first else None, targets if last else None)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Copy the gradients of this rank's stages, by name."""
         return gradients(self.modules)
+
+
+def meta(shape: tuple[int, ...], dtype: torch.dtype, has_gradient: bool = True) -> torch.Tensor:
+    """Make what tells torch the form of a micro-batch; to find it out, torch needs numpy and a forward."""
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=has_gradient)
+
+
+def stepped(
+    schedule: Any,  # noqa: ANN401 - torch's
+    recorder: Recorder,
+    inputs: torch.Tensor | None,
+    targets: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """Run torch's schedule once and give the losses: the first stage has the inputs, the last the targets."""
+    losses: list[torch.Tensor] = []
+    told = {"return_outputs": False}
+    if not inspect.signature(schedule.step).parameters.keys() >= told.keys():  # before torch 2.10
+        schedule._merge_outputs, told = _nothing, {}
+    with waits_seen(recorder), in_this_thread():
+        schedule.step(
+            *([] if inputs is None else [inputs]),
+            target=targets,
+            losses=None if targets is None else losses,
+            **told,
+        )
+    return losses
+
+
+def _nothing(_: Sequence[Any]) -> None:
+    """Stand where outputs are merged that nobody reads."""
 
 
 @contextmanager

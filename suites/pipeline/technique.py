@@ -46,6 +46,7 @@ from suites.pipeline.stages import (
     gradient_of,
     gradients,
     loss,
+    torchs,
 )
 
 
@@ -85,7 +86,7 @@ class Scheduled(Technique[Pipeline]):
         return Problem.make(self.ctx, self.shape, self.width, self.rows, dtype)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Pipeline]:
-        """Count the second step: in the first the stages agree on shapes."""
+        """Count the second step: in the first the stages make their buffers, and agree on how."""
         group, problem = self.among.group, self.problem(dtype)
         pipeline = Pipeline(self.ctx, group, self.schedule, self.shape, problem)
         pipeline.step()
@@ -226,6 +227,7 @@ def run(
     shape = _shape(ctx, schedule, per_rank, most)
     _fit(ctx, shape, width, rows)
     engine(ctx, pipelining.__name__, [TORCHS[schedule]])
+    torchs(schedule)
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)

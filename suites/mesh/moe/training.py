@@ -31,7 +31,7 @@ from suites.mesh.moe.stage import Stage, is_expert, is_split, share
 from suites.mesh.moe.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
-from suites.pipeline.stages import RecordedStage
+from suites.pipeline.stages import RecordedStage, meta, stepped
 
 
 class Trainer:
@@ -91,18 +91,11 @@ class Trainer:
 
     def _piped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """By 1F1B, which divides the gradients by the number of micro-batches."""
-        losses: list[Tensor] = []
-        schedule: Any = self.schedule
-        schedule.step(
-            *([inputs] if self.first else []),
-            target=targets if self.last else None,
-            losses=losses if self.last else None,
-            return_outputs=False,
-        )
-        return losses
+        own = inputs if self.first else None, targets if self.last else None
+        return stepped(self.schedule, self.recorder, *own)
 
     def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
-        """torch's schedule around the stage. Shapes are given: to find them out would take a forward."""
+        """torch's schedule around the stage. Shapes are given."""
         task, group = self.task, self.grid.group("pp")
         shape = (task.dims.rows, task.tokens)
         stage = _MicroBatched(
@@ -110,8 +103,10 @@ class Trainer:
             group.rank,
             group.size,
             task.ctx.device,
-            input_args=_meta(shape, torch.int64) if self.first else _meta((*shape, task.dims.width), dtype),
-            output_args=_meta((*shape, task.width_out(group.rank)), dtype),
+            input_args=meta(shape, torch.int64, False)
+            if self.first
+            else meta((*shape, task.dims.width), dtype),
+            output_args=meta((*shape, task.width_out(group.rank)), dtype),
             group=group.handle,
         )
         stage.recorder = self.recorder
@@ -139,10 +134,6 @@ class _MicroBatched(RecordedStage):
         module: Any = self.submod
         module.micro_batch = fwd_chunk_id
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-
-def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
 
 
 def _summed(gradients: list[Tensor], group: dist.ProcessGroup) -> None:

@@ -116,8 +116,8 @@ SOFTWARE = (
     ),
     _before(
         *("torch-differs", 19, "another version of PyTorch"),
-        replace(rejected("node", words=("PyTorch is 2.9.1",)), also=("lost",)),
-        on("torch_version", "2.9.1"),
+        replace(rejected("node", words=("PyTorch is 2.12.1",)), also=("lost",)),
+        on("torch_version", "2.12.1"),
     ),
     _before(
         *("torch-stale", 22, "PyTorch lies on storage that does not answer"),
