@@ -132,6 +132,10 @@ class _Stuck:
         """As healthy ranks do."""
         self._progress.done(count)
 
+    def due(self, seconds: float) -> None:
+        """As healthy ranks do."""
+        self._progress.due(seconds)
+
 
 @contextmanager
 def _missing_sample(ctx: Context, plant: Mapping[str, Any]) -> Fault:

@@ -73,6 +73,10 @@ class Impossible:
 CANNOT = (
     Impossible(4, "NCCL falls back to TCP", "needs NCCL: no lab node has a GPU; read from NCCL's own logs"),
     Impossible(
+        *(5, "a link that NCCL gives up"),
+        "needs RDMA: NCCL's recorded words end a case in tests/fixtures/cluster/test_cluster.py",
+    ),
+    Impossible(
         *(5, "one packet in a thousand is lost"),
         "netem is no part of this kernel, and a filter counts offloaded packets: 1 % of those is not felt",
     ),

@@ -36,6 +36,9 @@ class Follower:
     def done(self, count: int) -> None:
         self.phases[-1][1].append(count)
 
+    def due(self, seconds: float) -> None:
+        raise AssertionError("messages are counted, not timed one by one")
+
 
 class Damaged:
     """A receive after which something happens to what arrived."""
