@@ -80,15 +80,21 @@ def _plan_faults(plans: Sequence[PlanRecord], planned: Sequence[PlannedCheck]) -
 
 def _report_faults(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> Iterator[Fault]:
     planned_nodes = {check.id: check.nodes for check in planned}
+    concerned = spoken_for(planned)
     times = Counter(check.id for check in checks)
     for check in checks:
-        nodes = tuple(dict.fromkeys((*check.nodes, *planned_nodes.get(check.id, ()))))
+        nodes = tuple(dict.fromkeys((*check.nodes, *concerned.get(check.id, ()))))
         if times[check.id] > 1:
             yield Fault(check.id, nodes, f"{check.name} reported {times[check.id]} times")
         for sentence in _unplanned(check, planned_nodes):
             yield Fault(check.id, nodes, sentence)
         for predicate in contradictions(check):
             yield Fault(check.id, nodes, f"{check.name} {predicate}")
+
+
+def spoken_for(planned: Iterable[PlannedCheck]) -> dict[str, tuple[str, ...]]:
+    """The nodes that each planned check concerns; none: all of them."""
+    return {check.id: check.nodes or check.for_nodes for check in planned}
 
 
 def _unplanned(check: CheckRecord, planned_nodes: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -180,7 +186,7 @@ def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> 
     for entry in planned:
         silent = tuple(node for node in entry.nodes if node not in reported.get(entry.id, set()))
         if silent or entry.id not in reported:
-            yield NotReported(entry.id, silent, partly=entry.id in reported)
+            yield NotReported(entry.id, silent or entry.for_nodes, partly=entry.id in reported)
 
 
 def head(records: Iterable[Record]) -> RunRecord | None:

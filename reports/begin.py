@@ -99,7 +99,8 @@ def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> Non
     failed = [path for path in reports if _write_fault(path, text)]
     stale = [*failed, *(directory / name for name in _STALE)]
     remain = [path.name for path in stale if not _taken_away(path)]
-    shutil.rmtree(directory / "plots", ignore_errors=True)
+    for folder in ("plots", "parts"):
+        shutil.rmtree(directory / folder, ignore_errors=True)
     faults = [fault for path in failed if (fault := _write_fault(path, text))]  # there may be room now
     if remain:
         names = ", ".join(remain)

@@ -25,6 +25,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from reports.record import SCHEMA_VERSION, CheckRecord, EndRecord, Record, RunRecord
 from reports.text import scrub
 
+PARTS = "parts"  # the folder of what workers write until the run has taken it over
 UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had one
 _RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
@@ -130,6 +131,26 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
             journal.records.append(record if measurements else _without_samples(record))
             journal.numbers.append(number)
     return journal
+
+
+def each(path: Path, measurements: bool = True) -> Iterator[Record]:
+    """The records of a journal without faults, one at a time: with their samples they may be gigabytes."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                record = decode(line[:-_BEFORE_LENGTH] + b"}")
+                yield record if measurements else _without_samples(record)
+
+
+def parts(directory: Path, run_id: str) -> list[Path]:
+    """The journals of a run's workers, in their turns; none that is damaged or of another run."""
+    found = []
+    for path in sorted((directory / PARTS).glob("*.jsonl")):
+        content = scan(path, measurements=False)
+        first = next(iter(content.records), None)
+        if isinstance(first, RunRecord) and first.run_id == run_id and not content.faults:
+            found.append(path)
+    return found
 
 
 def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:

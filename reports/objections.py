@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from reports.audit import Audit, convictions, cut_short, head, last_word
+from reports.audit import Audit, convictions, cut_short, head, last_word, spoken_for
 from reports.record import (
     READY,
     BlameKind,
@@ -14,6 +14,7 @@ from reports.record import (
     EndRecord,
     NodeRecord,
     Outcome,
+    PlannedCheck,
     PlanRecord,
     Record,
 )
@@ -48,15 +49,17 @@ class Objection:
 def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> list[Objection]:
     """Everything in the records that speaks against any of the nodes.
 
-    A suite that failed its self-check convicts nobody: its blame may be as wrong as its passes.
+    A suite that failed its self-check convicts nobody: its blame may be as wrong as its passes. Where each
+    group of nodes has one, that is so in its group.
     """
     checks = [record for record in records if isinstance(record, CheckRecord)]
-    untrusted = distrust(records, audit)
+    untrusted = _untrusted(records, audit, everyone)
+    whose = spoken_for(_planned(records))
     return [
-        *(objection for check in checks if not untrusted for objection in _convicted(check)),
+        *(one for check in checks for one in _convicted(check) if one.node not in untrusted),
         *_not_ready(records, everyone),
-        *(Objection(node, Weight.UNTRUSTED, untrusted) for node in everyone if untrusted),
-        *(objection for check in audit.sound for objection in _not_passed(check, everyone)),
+        *(Objection(node, Weight.UNTRUSTED, why) for node, why in untrusted.items()),
+        *(one for check in audit.sound for one in _not_passed(check, whose.get(check.id) or everyone)),
         *(objection for check in audit.sound for objection in _blamed_without_nodes(check)),
         *_on_bad_paths(audit.sound),
         *_faulty(audit, everyone),
@@ -153,12 +156,35 @@ def distrust(records: Sequence[Record], audit: Audit) -> str:
 
     A run that planned nothing judges nobody, so there is nothing to distrust.
     """
-    planned = [check.id for record in records if isinstance(record, PlanRecord) for check in record.checks]
-    if not planned:
-        return ""
-    own = [check for check in planned if check.startswith(SELF_CHECK)]
-    why = next(_self_check_faults(own, audit), "") if own else "it was not planned"
+    return _self_checks(records, audit).get((), "")
+
+
+def _untrusted(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> dict[str, str]:
+    """The nodes of which no verdict can be trusted: their own self-check failed, or none speaks for them."""
+    said = _self_checks(records, audit)
+    own = {node: why for nodes, why in said.items() for node in nodes}
+    whys = {node: own.get(node, said.get((), _distrust("it was not planned"))) for node in everyone if said}
+    return {node: why for node, why in whys.items() if why}
+
+
+def _self_checks(records: Sequence[Record], audit: Audit) -> dict[tuple[str, ...], str]:
+    """Why each self-check says that no verdict can be trusted, by the nodes for which it speaks."""
+    planned = _planned(records)
+    own: dict[tuple[str, ...], list[str]] = {}
+    for check in planned:
+        if check.id.startswith(SELF_CHECK):
+            own.setdefault(check.for_nodes, []).append(check.id)
+    if planned and not own:
+        return {(): _distrust("it was not planned")}
+    return {nodes: _distrust(next(_self_check_faults(names, audit), "")) for nodes, names in own.items()}
+
+
+def _distrust(why: str) -> str:
     return f"the self-check failed: {why}; no verdict of this run can be trusted" if why else ""
+
+
+def _planned(records: Sequence[Record]) -> list[PlannedCheck]:
+    return [check for record in records if isinstance(record, PlanRecord) for check in record.checks]
 
 
 def _self_check_faults(planned: Sequence[str], audit: Audit) -> Iterator[str]:

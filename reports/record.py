@@ -141,10 +141,15 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class PlannedCheck:
-    """One check that must report, and the nodes whose verdict rests on it."""
+    """One check that must report, and the nodes whose verdict rests on it.
+
+    A check without nodes, such as those of the self-check, may speak `for_nodes` that are not all of them:
+    those of one group, which has a self-check of its own.
+    """
 
     id: str
     nodes: tuple[str, ...]
+    for_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from fixtures.check.inventory import inventory
 from fixtures.check.inventory.table import SUBJECTS
 from fixtures.check.plan import NODE, Case
 
-INVENTORY = [Case("", (subject,), {"subject": subject}, weight=0.0) for subject in SUBJECTS]
+INVENTORY = [
+    Case("", (subject,), {"subject": subject}, weight=0.0, compared=subject == "peers")
+    for subject in SUBJECTS
+]
 
 
 @over(INVENTORY, NODE, judges=[inventory.judge])
