@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from reports.answer import console_lines
-from reports.begin import JOURNAL, UNUSABLE
+from reports.begin import CASES, JOURNAL, UNUSABLE
 from reports.compare import diff, history
 from reports.compare.runs import UnreadableError, read
 from reports.decision import decide
@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "render", help="write junit.xml, verdict.json, the lists and report.html of a run again"
     )
     again.add_argument("directory", type=Path, help=f"a report directory that holds {JOURNAL}")
+    again.add_argument("--junit", choices=CASES, default=CASES[0], help="what has a case in junit.xml")
     again.set_defaults(run=_render)
     two = commands.add_parser(
         "diff",
@@ -55,7 +56,7 @@ def _render(chosen: argparse.Namespace) -> int:
     directory: Path = chosen.directory
     if not (directory / JOURNAL).is_file():
         raise UnreadableError(f"{directory} holds no {JOURNAL}")
-    status = render(directory)
+    status = render(directory, chosen.junit)
     verdict = decide(load(directory / JOURNAL))
     for line in console_lines(verdict, str(directory / "report.html")):
         print(clean(line))

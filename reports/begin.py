@@ -19,27 +19,29 @@ from pathlib import Path
 from reports.hold import HeldError, Hold, drop_unused, is_ours
 from reports.text import clean, first_line, redact, write_file
 
-JOURNAL, JUNIT, VERDICT = "results.jsonl", "junit.xml", "verdict.json"
+JOURNAL, JUNIT, VERDICT, PAGE = "results.jsonl", "junit.xml", "verdict.json", "report.html"
 LISTS = ("accepted.txt", "rejected.txt", "unproven.txt")
+FAMILIES = "checks-*.html"  # the pages of the families, beside report.html
+CASES = ("checks", "nodes")  # what has a case in junit.xml: checks and nodes, or nodes only
 HTML_LOG = "logs/report-html.txt"
 TOMBSTONE = "the run ended without writing its report"
 RUN_CLASS, RUN_NAME = "shakedown.run", "complete"
 UNUSABLE = 4  # the exit status
 
-_STALE = (*LISTS, VERDICT, JOURNAL, "report.html", "report.css", HTML_LOG)
+_STALE = (*LISTS, VERDICT, JOURNAL, PAGE, "report.css", HTML_LOG)
 _TEXT = ("-h", "--help", "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test")
 _WRITES_NOTHING = frozenset((*_TEXT, "--collect-only", "--collectonly", "--co"))
 _XML = """\
 <?xml version="1.0" encoding="utf-8"?>
 <testsuites name="shakedown" {counters}>
-  <testsuite name="shakedown" {counters}>
+  <testsuite name="shakedown" {counters} skipped="0">
     <testcase classname="{classname}" name="{name}" time="0.000">
       <error message="{message}" type="cut short">{body}</error>
     </testcase>
   </testsuite>
 </testsuites>
 """
-_COUNTERS = 'tests="1" failures="0" errors="1" skipped="0" time="0.000"'
+_COUNTERS = 'tests="1" failures="0" errors="1" time="0.000"'
 
 
 class UnusableError(Exception):
@@ -97,7 +99,7 @@ def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> Non
     text = _tombstone(why)
     reports = [directory / JUNIT, *([user_junit] if user_junit else [])]
     failed = [path for path in reports if _write_fault(path, text)]
-    stale = [*failed, *(directory / name for name in _STALE)]
+    stale = [*failed, *(directory / name for name in _STALE), *directory.glob(FAMILIES)]
     remain = [path.name for path in stale if not _taken_away(path)]
     for folder in ("plots", "parts"):
         shutil.rmtree(directory / folder, ignore_errors=True)

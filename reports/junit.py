@@ -2,14 +2,15 @@
 
 Jenkins shows the first line of `message`, keeps history by classname and name, counts the cases itself, and
 reads only the first failure or error of a case. https://github.com/jenkinsci/junit-plugin
+The file keeps to junit-10.xsd of Jenkins' xunit plugin but for the properties of cases, which that lacks.
 """
 
 from __future__ import annotations
 
 import math
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from junitparser.xunit2 import TestCase
 
 from reports import junit_text
 from reports.audit import head
-from reports.begin import RUN_CLASS, RUN_NAME
+from reports.begin import CASES, RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
+from reports.junit_text import Sources
 from reports.record import CheckRecord, EndRecord, Outcome, Record
 from reports.text import clean, first_line, redact, write_file
 
-_HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
 NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
 
@@ -43,31 +44,30 @@ class Case:
     seconds: float = 0.0
 
 
-def write(path: Path, records: Sequence[Record], verdict: RunVerdict, report_dir: Path | None = None) -> None:
-    """Write the report to `path`. Attachments lie in `report_dir` (default: beside `path`)."""
-    cases = _cases(records, verdict, (report_dir or path.parent).absolute())
+def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str = CASES[0]) -> None:
+    """Write the report to `path`, beside which attachments lie; `cases` is one of CASES."""
+    sources = Sources()
+    told = [_run_case(verdict), *(_node_case(node, verdict) for node in verdict.nodes)]
+    if cases == CASES[0]:
+        checks = [record for record in records if isinstance(record, CheckRecord)]
+        told += [*_check_cases(checks, path.parent.absolute(), sources), *_unreported_cases(verdict)]
     run = head(records)
-    ends = [record.seconds for record in records if isinstance(record, EndRecord)]
-    report = _report(cases, junit_text.suite_properties(run, verdict))
-    [suite] = report
+    suite = TestSuite("shakedown")
+    for name, value in (*junit_text.suite_properties(run, verdict), *sources.properties()):
+        if value:
+            suite.add_property(_text(name), _text(value))
+    suite.add_testcases([_element(case) for case in told])
     if run and run.started:
         suite.timestamp = _text(run.started)
-    if ends:
-        report.time = suite.time = _milliseconds(ends[0])
+    if ends := [record.seconds for record in records if isinstance(record, EndRecord)]:
+        suite.time = _milliseconds(ends[0])
+    report = JUnitXml("shakedown")
+    report.add_testsuite(suite)
+    report.tests, report.failures, report.errors = suite.tests, suite.failures, suite.errors
+    report.time = suite.time
     report.write(buffer := BytesIO())
-    root = ET.fromstring(buffer.getvalue())  # noqa: S314 - written a line above
-    ET.indent(root)
-    write_file(path, f"{_HEAD}{ET.tostring(root, encoding='unicode')}\n")
-
-
-def _cases(records: Sequence[Record], verdict: RunVerdict, report_dir: Path) -> list[Case]:
-    checks = [record for record in records if isinstance(record, CheckRecord)]
-    return [
-        _run_case(verdict),
-        *(_node_case(node, verdict) for node in verdict.nodes),
-        *_check_cases(checks, report_dir),
-        *_unreported_cases(verdict),
-    ]
+    # A line for each case; a "<" in a text is written as "&lt;".
+    write_file(path, buffer.getvalue().decode().replace("<testcase ", "\n<testcase "))
 
 
 def _run_case(verdict: RunVerdict) -> Case:
@@ -96,7 +96,7 @@ def _node_case(node: NodeVerdict, verdict: RunVerdict) -> Case:
     return Case(NODE_CLASS, node.node, element, node.standing.value, message, body, output, properties)
 
 
-def _check_cases(checks: Sequence[CheckRecord], report_dir: Path) -> Iterator[Case]:
+def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, sources: Sources) -> Iterator[Case]:
     for check in checks:
         yield Case(
             classname=check.suite,
@@ -106,7 +106,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path) -> Iterator[Ca
             message=check.reason or f"{check.name} is {check.outcome.value} and gave no reason",
             body=junit_text.body(check),
             output=junit_text.output(check, report_dir),
-            properties=tuple(junit_text.check_properties(check)),
+            properties=tuple(junit_text.check_properties(check, sources)),
             seconds=check.seconds,
         )
 
@@ -122,21 +122,11 @@ def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
             yield Case(classname, name, "error", "not reported", message, message)
 
 
-def _report(cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> JUnitXml:
-    suite = TestSuite("shakedown")
-    for name, value in properties:
-        suite.add_property(_text(name), _text(value))
-    suite.add_testcases([_element(case) for case in cases])
-    report = JUnitXml("shakedown")
-    report.add_testsuite(suite)
-    report.update_statistics()  # type: ignore[no-untyped-call]
-    return report
-
-
 def _element(case: Case) -> TestCase:
     element = TestCase(_text(case.name), _text(case.classname), _milliseconds(case.seconds))
     for name, value in case.properties:
-        element.add_property(_text(name), _text(value))
+        if value:
+            element.add_property(_text(name), _text(value))
     if case.element:
         kinds = {"failure": Failure, "error": Error, "skipped": Skipped}
         result = kinds[case.element](_text(first_line(case.message, 1000)), _text(case.kind))
@@ -147,6 +137,7 @@ def _element(case: Case) -> TestCase:
     return element
 
 
+@lru_cache(maxsize=4096)
 def _text(text: str) -> str:
     return redact(clean(text))
 

@@ -29,18 +29,44 @@ def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tup
         yield from ((f"note.{number}", note) for number, note in enumerate(run.notes, start=1))
 
 
-def check_properties(check: CheckRecord) -> Iterator[tuple[str, str]]:
-    """Properties of a check: each measured value with unit, limit and source, the nodes, and the blame."""
-    yield "outcome", check.outcome.value
-    yield "hosts", ", ".join(check.nodes)
-    yield from check.properties.items()
+class Sources:
+    """The sources of the limits, numbered: a large run names the same few in every check."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, source: str) -> int:
+        """The number of a source, which is its property `source.N` of the run."""
+        return self._numbers.setdefault(source, len(self._numbers) + 1)
+
+    def properties(self) -> Iterator[tuple[str, str]]:
+        """A property for each source."""
+        yield from ((f"source.{number}", source) for source, number in self._numbers.items())
+
+
+def check_properties(check: CheckRecord, sources: Sources) -> Iterator[tuple[str, str]]:
+    """Properties of a check: each measured value with its limit, and the sources; of a red one the nodes too.
+
+    Of a green one only what it measured is here, because a large run has tens of thousands of them: the
+    name says where it ran, a value that must be met exactly has no limit beside it, that nothing was wrong
+    goes without saying, and all else is in the journal.
+    """
+    red = check.outcome in (Outcome.FAIL, Outcome.UNCHECKED)
+    if red:
+        yield "hosts", ", ".join(check.nodes)
+        yield from check.properties.items()
+    numbers: dict[int, None] = {}
     for name, judgement in zip(_labels(check.judgements), check.judgements, strict=True):
+        exact = judgement.limit == "exactly" and judgement.outcome is Outcome.PASS
+        if exact and judgement.value == 0 and not red:
+            continue
+        if judgement.source:
+            numbers[sources.number(judgement.source)] = None
         yield name, number(judgement.value, digits=7)
-        yield f"{name}.unit", judgement.unit
-        yield f"{name}.limit", judgement.limit
-        yield f"{name}.limit_value", number(judgement.limit_value, digits=7)
-        yield f"{name}.outcome", judgement.outcome.value
-        yield f"{name}.source", judgement.source
+        yield f"{name}.unit", "" if judgement.unit in judgement.limit else judgement.unit
+        yield f"{name}.limit", "" if exact else limit(judgement)
+        yield f"{name}.outcome", "" if judgement.outcome is check.outcome else judgement.outcome.value
+    yield "source", ", ".join(map(str, numbers))
     for index, blame in enumerate(check.blame, start=1):
         yield f"blame.{index}", f"{blame.kind.value}: {', '.join(blame.nodes)}: {blame.sentence}"
     for index, repeat in enumerate(check.repeats, start=1):
@@ -66,6 +92,8 @@ def kind(check: CheckRecord) -> str:
 
 def body(check: CheckRecord) -> str:
     """All about a check that is not green."""
+    if check.outcome is Outcome.NOT_APPLICABLE and not check.blame and not check.detail:
+        return ""  # the message and the name say it
     lines = [check.reason, f"nodes: {', '.join(check.nodes)}"]
     lines += [f"blame: {blame.sentence}" for blame in check.blame]
     lines += [f"  {observation}" for blame in check.blame for observation in blame.evidence]
@@ -86,14 +114,21 @@ def line(judgement: Judgement) -> str:
     size_bytes = judgement.case.get("size")
     where = f" at {size(size_bytes)}" if isinstance(size_bytes, int) else ""
     source = f" ({judgement.source})" if judgement.source else ""
-    limit = f", limit {judgement.limit}" if judgement.limit else ""
+    asked = f", limit {limit(judgement)}" if judgement.limit else ""
     measured = quantity(judgement.value, judgement.unit) or "no value"
-    return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{limit}{source}"
+    return f"{judgement.outcome.value}: {judgement.metric}{where}: {measured}{asked}{source}"
+
+
+def limit(judgement: Judgement) -> str:
+    """The limit with its number, which `exactly` alone lacks."""
+    bare = judgement.limit and not any(letter.isdigit() for letter in judgement.limit)
+    return f"{judgement.limit} {number(judgement.limit_value)}".strip() if bare else judgement.limit
 
 
 def output(check: CheckRecord, report_dir: Path) -> str:
-    """Every judgement, then the attachments: last, because Jenkins cuts the middle out of long output."""
-    judged = [line(judgement) for judgement in check.judgements]
+    """Of a red check every judgement, then the attachments: last, because Jenkins cuts the middle out."""
+    red = check.outcome in (Outcome.FAIL, Outcome.UNCHECKED)
+    judged = [line(judgement) for judgement in check.judgements] if red else []
     files = [str(report_dir / path) for path in check.attachments if _stays_below(path)]
     limit = _PASSING_TAIL if check.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE) else _FAILING_TAIL
     return "\n".join([*judged, *_attachments(files, limit)])

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from reports import answer, junit, verdict_file
-from reports.begin import HTML_LOG, JOURNAL, JUNIT, VERDICT
+from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.decision import RunVerdict, decide, exit_status
 from reports.journal import UNKNOWN_STATUS, Scan, scan
 from reports.record import EndRecord, Record
 from reports.text import write_file
 
 
-def render(report_dir: Path) -> int:
+def render(report_dir: Path, cases: str = CASES[0]) -> int:
     """Write every report from the journal in `report_dir`; returns the exit status of that run.
+
+    `cases` is one of CASES.
 
     The files that gate nodes are written first. A page that cannot be drawn does not cost the verdict.
     """
+    gc.disable()  # it would search a million records again and again, and nothing here is a cycle
+    try:
+        return _render(report_dir, cases)
+    finally:
+        gc.enable()
+
+
+def _render(report_dir: Path, cases: str) -> int:
     records, last = _read(report_dir / JOURNAL)
     verdict = decide(records)
     verdict_file.write(report_dir / VERDICT, records, verdict, last)
     answer.write_lists(report_dir, verdict)
-    junit.write(report_dir / JUNIT, records, verdict)
+    junit.write(report_dir / JUNIT, records, verdict, cases)
     _write_html(report_dir, records, verdict)
     return exit_status(records, verdict)
 

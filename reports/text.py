@@ -39,6 +39,8 @@ _SECRET_NAME = re.compile(rf"{_ENV_NAME}|{_PLAIN_NAME}")
 
 def clean(text: str) -> str:
     """`text` without terminal escapes and without any character that must not stand in a report."""
+    if text.isascii() and text.isprintable():
+        return text  # nearly all are, and a large report has a million of them
     plain = _ESCAPES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
     return _ILLEGAL.sub("", plain)
 

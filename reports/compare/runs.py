@@ -151,18 +151,19 @@ def environment(run: Run) -> dict[str, dict[str, object]]:
         elif isinstance(record, JobRecord):
             for facts in (told[name] for name in record.nodes if "hardware" in told.get(name, {})):
                 facts.setdefault("job environment", {}).update(record.environment)
-    return {name: dict(_leaves(facts, name)) for name, facts in told.items()}
+    return {name: dict(leaves(facts, name)) for name, facts in told.items()}
 
 
-def _leaves(value: object, at: str) -> Iterator[tuple[str, object]]:
+def leaves(value: object, at: str) -> Iterator[tuple[str, object]]:
+    """Every fact below `value` with its path, but readings, which differ at every look."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not _is_reading(str(name)):
-                yield from _leaves(item, f"{at}.{name}" if at else str(name))
+                yield from leaves(item, f"{at}.{name}" if at else str(name))
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
             own = item.get("name", index) if isinstance(item, Mapping) else index
-            yield from _leaves(item, f"{at}[{own}]")
+            yield from leaves(item, f"{at}[{own}]")
     else:
         yield at, value
 

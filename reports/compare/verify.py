@@ -1,4 +1,4 @@
-"""Whether a finished run is as it was left: journal, verdict and lists, each fault with its line."""
+"""Whether a finished run is as it was left: journal, verdict and lists, line by line, and every page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reports import answer, verdict_file
-from reports.begin import JOURNAL, VERDICT
+from reports.begin import FAMILIES, JOURNAL, PAGE, VERDICT
 from reports.compare.runs import UnreadableError
 from reports.decision import decide
 from reports.journal import Scan, scan
+from reports.page.page import family
+from reports.record import CheckRecord
 from reports.render import load_scanned
 from reports.text import clean
 
@@ -26,6 +28,12 @@ def faults(directory: Path, content: Scan) -> Iterator[str]:
     yield from _other_lines(directory / VERDICT, verdict_file.text(records, verdict, content.last))
     for name, text in answer.lists(verdict):
         yield from _other_lines(directory / name, text)
+    if (directory / PAGE).is_file():  # a page that cannot be drawn costs no verdict
+        families = {family(record) for record in records if isinstance(record, CheckRecord)}
+        pages = (FAMILIES.replace("*", name) for name in sorted(families))
+        yield from (
+            f"{name} is gone, and {PAGE} leads to it" for name in pages if not (directory / name).is_file()
+        )
 
 
 def _other_lines(path: Path, expected: str) -> Iterator[str]:

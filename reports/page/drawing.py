@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from reports.text import write_file
 
-INK, FAINT = "#333a42", "#dfe3e8"
+INK, QUIET, FAINT = "#333a42", "#68727d", "#dfe3e8"
 PIXELS_PER_INCH = 96  # of a browser
 _SVG = "http://www.w3.org/2000/svg"
 _SETTINGS = {

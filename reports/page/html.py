@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from reports import notation
+from reports.begin import FAMILIES
 from reports.decision import RunVerdict, Standing
-from reports.page import page, plots, schedules
-from reports.page.drawing import Picture
+from reports.page import facts, page, plots, schedules
 from reports.record import CheckRecord, Outcome, Record
 from reports.text import clean, write_file
 from reports.verdict_file import check_counts
@@ -32,29 +32,23 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     checks = [record for record in records if isinstance(record, CheckRecord)]
     curves, drawn = plots.draw(checks, report_dir), schedules.draw(checks, report_dir)
     write_file(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    write_file(report_dir / "report.html", _render(report_dir, records, verdict, curves, drawn))
-
-
-def _render(
-    report_dir: Path,
-    records: Sequence[Record],
-    verdict: RunVerdict,
-    curves: Sequence[Picture],
-    drawn: Sequence[Picture],
-) -> str:
     content = page.build(records, verdict)
     environment = _environment(report_dir)
-    template = environment.get_template("report.html.j2")
-    return template.render(
-        page=content,
+    shared = {"page": content, "Standing": Standing, "Outcome": Outcome}
+    family = environment.get_template("family.html.j2")
+    for chapter in content.chapters:
+        write_file(report_dir / chapter.file, family.render(chapter=chapter, **shared))
+    first = environment.get_template("report.html.j2").render(
         curves=curves,
         schedules=drawn,
-        facts=page.compare_facts(content.nodes),
+        facts=facts.compare(content.nodes),
         counts=check_counts(verdict),
         files=[name for name in _FILES if (report_dir / name).is_file()],
-        Standing=Standing,
-        Outcome=Outcome,
+        **shared,
     )
+    write_file(report_dir / "report.html", first)
+    for old in {*report_dir.glob(FAMILIES)} - {report_dir / chapter.file for chapter in content.chapters}:
+        old.unlink()  # of an earlier rendering, and nothing leads there any more
 
 
 def _environment(report_dir: Path) -> jinja2.Environment:
@@ -69,9 +63,11 @@ def _environment(report_dir: Path) -> jinja2.Environment:
     environment.filters.update(
         fold=notation.fold,
         duration=notation.duration,
+        wraps=_wraps,
         slug=lambda text: re.sub(r"[^a-z]", "", str(text).lower()),
         command=shlex.join,
     )
+    environment.globals["MOST_CHECKS"] = page.MOST_CHECKS
     environment.globals["link"] = lambda path: _link(report_dir, path)
     return environment
 
@@ -79,6 +75,11 @@ def _environment(report_dir: Path) -> jinja2.Environment:
 def _printable(value: object) -> object:
     """Clean every text that a template prints, except the markup of the templates themselves."""
     return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _wraps(name: str) -> Markup:
+    """A name that a narrow column breaks only between its words."""
+    return Markup(re.sub(r"([_/.:,\-\[]+)(?=\w)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704 - escaped
 
 
 def _link(report_dir: Path, path: str) -> str:

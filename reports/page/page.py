@@ -1,18 +1,21 @@
-"""What the HTML report shows, in the order in which a reader needs it: answer, gaps, trouble, evidence."""
+"""What the HTML report shows, in the order of a reader: answer, trouble, gaps, evidence, what is n/a."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from reports import notation
 from reports.audit import head
+from reports.begin import FAMILIES
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
-from reports.page import searches, steps
+from reports.page import margins, searches, steps
+from reports.page.margins import ACROSS, Margin
 from reports.page.searches import Searched
 from reports.page.steps import Family
 from reports.record import (
@@ -28,8 +31,8 @@ from reports.record import (
 )
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
-_UNFOLDED = 40  # checks of a suite
-_LONGEST = 300  # characters of a fact
+_MOST_TROUBLES = 60  # that the first page explains
+MOST_CHECKS = 40  # of a trouble, on the first page
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,13 @@ class Answer:
 class Row:
     """One judgement of a check, as a table shows it; `margin` is how far above or below its limit."""
 
-    metric: str
+    kind: str
+    metric: str  # with the size
     outcome: Outcome
     measured: str
     limit: str
     margin: str
+    used: float | None  # share of the limit that it takes up, None where there is no such share
     source: int  # number of the source in the list at the end, 0 for none
 
 
@@ -77,10 +82,20 @@ class Check:
         """Whether the page explains it: it did not pass, or it passed and met somebody who is to blame."""
         return self.record.outcome in _TROUBLE or bool(self.record.blame)
 
-    @property
+    @cached_property
     def nodes(self) -> str:
         """Where it ran."""
         return fold(self.record.nodes)
+
+    @cached_property
+    def used(self) -> float:
+        """Of its judgements the largest share of a limit that is used."""
+        return max((row.used for row in self.rows if row.used is not None), default=0.0)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Its place among others: trouble first, then the thinnest margin, n/a last."""
+        return steps.GRAVITY.index(self.record.outcome), -self.used
 
 
 @dataclass(frozen=True)
@@ -94,21 +109,31 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one test module, and how many of them had each outcome."""
+    """The checks of one test module: those in trouble first, then the thinnest margin; n/a ones apart."""
 
     name: str
     checks: tuple[Check, ...]
+    not_applicable: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """The checks of one family, which have a page of their own, and how many had each outcome."""
+
+    name: str
+    suites: tuple[Suite, ...]
+    steps: tuple[Family, ...]
     counts: Mapping[Outcome, int]
 
     @property
-    def troubled(self) -> bool:
-        """Whether any of its checks needs attention; such suites come first."""
-        return any(self.counts.get(outcome) for outcome in _TROUBLE)
+    def file(self) -> str:
+        """The page, beside the first one."""
+        return FAMILIES.replace("*", self.name)
 
     @property
-    def unfolded(self) -> bool:
-        """Whether it is shown open: it has trouble and is not too long."""
-        return self.troubled and len(self.checks) <= _UNFOLDED
+    def troubled(self) -> bool:
+        """Whether any of its checks needs attention; such families come first."""
+        return any(self.counts.get(outcome) for outcome in _TROUBLE)
 
 
 @dataclass(frozen=True)
@@ -129,13 +154,15 @@ class Page:
     end: EndRecord | None
     answers: tuple[Answer, ...]
     gaps: tuple[Gap, ...]
+    absent: tuple[Gap, ...]  # what is n/a
     trouble: tuple[Trouble, ...]
-    families: tuple[Family, ...]
-    suites: tuple[Suite, ...]
+    more_trouble: int  # that only the pages of the families show
+    margins: margins.Table
+    chapters: tuple[Chapter, ...]
     sources: tuple[str, ...]
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
-    anchors: Mapping[str, str]  # check id -> id of its element in the page
+    anchors: Mapping[str, str]  # check id -> address of its element, from the first page
 
 
 def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
@@ -146,6 +173,8 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         Check(f"check-{index}", record, tuple(_row(judgement, sources) for judgement in record.judgements))
         for index, record in enumerate(reported, start=1)
     ]
+    trouble = _troubles(checks)
+    shown = {check.anchor for one in trouble[:_MOST_TROUBLES] for check in one.checks[:MOST_CHECKS]}
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
     nodes = {record.name: record for record in records if isinstance(record, NodeRecord)}
     return Page(
@@ -153,14 +182,19 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         run=head(records),
         end=next((record for record in records if isinstance(record, EndRecord)), None),
         answers=_answers(verdict),
-        gaps=(*_unreported(verdict, nodes), *_not_applicable(checks)),
-        trouble=_troubles(checks),
-        families=steps.families(check.record for check in checks),
-        suites=_suites(checks),
+        gaps=tuple(_unreported(verdict, nodes)),
+        absent=tuple(_not_applicable(checks)),
+        trouble=tuple(trouble[:_MOST_TROUBLES]),
+        more_trouble=len(trouble) - len(trouble[:_MOST_TROUBLES]),
+        margins=margins.table(_margins(checks)),
+        chapters=_chapters(checks),
         sources=tuple(sources),
         nodes=tuple(nodes.values()),
         jobs=tuple(jobs.values()),
-        anchors={check.record.id: check.anchor for check in checks},
+        anchors={
+            check.record.id: f"{'' if check.anchor in shown else _chapter(check)}#{check.anchor}"
+            for check in checks
+        },
     )
 
 
@@ -181,11 +215,13 @@ def _row(judgement: Judgement, sources: dict[str, int]) -> Row:
     size = judgement.case.get("size")
     where = f" at {notation.size(size)}" if isinstance(size, int) else ""
     return Row(
+        kind=judgement.metric,
         metric=judgement.metric + where,
         outcome=judgement.outcome,
         measured=notation.quantity(judgement.value, judgement.unit) or "none",
         limit=judgement.limit,
         margin=_margin(judgement),
+        used=steps.used(judgement),
         source=source,
     )
 
@@ -223,7 +259,7 @@ def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
             groups.setdefault(check.record.reason, []).append(check)
     return [
         Gap(
-            f"n/a: {why}",
+            why,
             fold(node for check in same for node in check.record.nodes),
             tuple(check.record.name for check in same),
         )
@@ -231,52 +267,61 @@ def _not_applicable(checks: Sequence[Check]) -> list[Gap]:
     ]
 
 
-def _troubles(checks: Sequence[Check]) -> tuple[Trouble, ...]:
+def _troubles(checks: Sequence[Check]) -> list[Trouble]:
     groups: dict[tuple[Outcome, str, tuple[str, ...]], list[Check]] = {}
     for outcome in (*_TROUBLE, Outcome.PASS, Outcome.NOT_APPLICABLE):
         for check in checks:
             if check.explained and check.record.outcome is outcome:
                 reason = check.record.reason or "; ".join(blame.sentence for blame in check.record.blame)
                 groups.setdefault((outcome, reason, check.record.nodes), []).append(check)
-    return tuple(Trouble(outcome, reason, tuple(same)) for (outcome, reason, _), same in groups.items())
+    return [Trouble(outcome, reason, tuple(same)) for (outcome, reason, _), same in groups.items()]
 
 
-def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
+def _margins(checks: Sequence[Check]) -> Iterator[Margin]:
+    """What was held against a limit that is a number; what must be met exactly has no margin."""
+    for check in checks:
+        nodes = check.record.nodes
+        for row in check.rows if nodes else ():
+            if row.used is not None and row.outcome in (Outcome.PASS, Outcome.FAIL):
+                name, sentence = nodes[0] if len(nodes) == 1 else ACROSS, f"{row.measured}, {row.limit}"
+                yield Margin(name, row.kind, row.used, row.outcome, check.record.id, sentence)
+
+
+def family(check: CheckRecord) -> str:
+    """`zero` of `suites.zero.test_zero`, in letters that a file name may have."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", check.suite.rpartition(".")[0].rpartition(".")[2])[:80] or "other"
+
+
+def _chapter(check: Check) -> str:
+    return FAMILIES.replace("*", family(check.record))
+
+
+def _chapters(checks: Sequence[Check]) -> tuple[Chapter, ...]:
     groups: dict[str, list[Check]] = {}
     for check in checks:
-        groups.setdefault(check.record.suite, []).append(check)
-    suites = [
-        Suite(
+        groups.setdefault(family(check.record), []).append(check)
+    chapters = [
+        Chapter(
             name=name,
-            checks=tuple(sorted(same, key=lambda check: check.record.outcome not in _TROUBLE)),
+            suites=_suites(same),
+            steps=steps.families(check.record for check in same),
             counts=Counter(check.record.outcome for check in same),
         )
         for name, same in sorted(groups.items())
     ]
-    return tuple(sorted(suites, key=lambda suite: not suite.troubled))
+    return tuple(sorted(chapters, key=lambda chapter: not chapter.troubled))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts that are the same on every node, and each node's other facts, as short texts."""
-
-    common: Mapping[str, str]
-    own: Mapping[str, Mapping[str, str]]
-
-
-def compare_facts(nodes: Sequence[NodeRecord]) -> Facts:
-    """Separate the common facts from those in which nodes differ: a fact that differs is often the cause."""
-    every = {node.name: {name: _fact(value) for name, value in node.facts.items()} for node in nodes}
-    known = [facts for facts in every.values() if facts]
-    first = known[0] if len(known) > 1 else {}
-    common = {name: value for name, value in first.items() if all(f.get(name) == value for f in known)}
-    own = {
-        node: {name: value for name, value in facts.items() if name not in common}
-        for node, facts in every.items()
-    }
-    return Facts(common, own)
-
-
-def _fact(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
+    groups: dict[str, list[Check]] = {}
+    for check in sorted(checks, key=lambda check: check.rank):
+        groups.setdefault(check.record.suite, []).append(check)
+    absent = Outcome.NOT_APPLICABLE
+    return tuple(
+        Suite(
+            name,
+            tuple(check for check in same if check.record.outcome is not absent),
+            tuple(check for check in same if check.record.outcome is absent),
+        )
+        for name, same in groups.items()
+    )

@@ -1,4 +1,4 @@
-"""Bandwidth curves: what each sweep measured by message size, beside its limits."""
+"""Bandwidth curves: what each sweep measured by message size, beside limits, line rate and physical bound."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reports import notation
 from reports.page import drawing
-from reports.page.drawing import FAINT, INK, Picture
+from reports.page.drawing import FAINT, INK, QUIET, Picture
 from reports.record import CheckRecord, Outcome
+from reports.text import first_line
 
 _COLOURS = {
     Outcome.PASS: "#2f6f9f",
@@ -22,18 +24,21 @@ _COLOURS = {
     Outcome.UNCHECKED: "#a86a00",
     Outcome.NOT_APPLICABLE: "#8a929c",
 }
-_NAMED_CURVES = 6  # more than these would make the legend the picture
+_NAMED_CURVES = 4  # more names than these would be the picture
 _TICKS = 7
+_APART = 0.062  # of the height, between the names of curves
+_LINES = {"bound_gigabytes_per_s": ("physical bound", ":"), "line_rate_gigabytes_per_s": ("line rate", "-.")}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One sweep: points and floors as (size in bytes, GB/s)."""
+    """One sweep: points and floors as (size in bytes, GB/s), and the rates of `_LINES` that it has."""
 
     label: str
     outcome: Outcome
     points: tuple[tuple[float, float], ...]
     floors: tuple[tuple[float, float], ...]
+    lines: Mapping[str, float]
 
 
 def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
@@ -65,7 +70,12 @@ def _curve(check: CheckRecord) -> Curve | None:
         for judgement in check.judgements
         if judgement.metric == "busbw" and judgement.limit_value and "size" in judgement.case
     ]
-    return Curve(notation.fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors))
+    lines = {name: rate for name in _LINES if (rate := _rate(check.recorded.get(name))) is not None}
+    return Curve(notation.fold(check.nodes), check.outcome, tuple(sorted(points)), tuple(floors), lines)
+
+
+def _rate(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else None
 
 
 def _point(entry: object) -> tuple[float, float] | None:
@@ -81,7 +91,7 @@ def _picture(key: tuple[str, str, str], curves: Sequence[Curve], report_dir: Pat
     title = f"{key[0] or 'sweep'} over {key[1] or 'unknown path'}" + (f", {key[2]}" if key[2] else "")
     name = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(part for part in key if part)).strip("-") or "sweep"
     with drawing.settings():
-        figure = Figure(figsize=(5.6, 3.3), layout="constrained")
+        figure = Figure(figsize=(6.4, 3.3), layout="constrained")
         _paint(figure.add_subplot(), curves)
         picture = Picture(f"plots/{name}.svg", title, _in_words(curves), *drawing.pixels(figure))
         drawing.save(figure, report_dir, picture)
@@ -89,13 +99,27 @@ def _picture(key: tuple[str, str, str], curves: Sequence[Curve], report_dir: Pat
 
 
 def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
+    names: list[tuple[float, str, str]] = []  # height, words and colour of what stands beside the curves
+    few = len(curves) <= _NAMED_CURVES
     for curve in sorted(curves, key=lambda curve: curve.outcome is not Outcome.PASS):
-        _paint_curve(axes, curve, named=len(curves) <= _NAMED_CURVES or curve.outcome is not Outcome.PASS)
-    floors = sorted({floor for curve in curves for floor in curve.floors})
-    if floors:
+        named = few or curve.outcome is not Outcome.PASS
+        _paint_curve(axes, curve, named)
+        if named and len(names) < _NAMED_CURVES:
+            words = f"{curve.label} ({curve.outcome.value})"
+            names.append((curve.points[-1][1], words, _COLOURS[curve.outcome]))
+    if not few:
+        ends = [curve.points[-1][1] for curve in curves if curve.outcome is Outcome.PASS]
+        names += [(median(ends), f"{len(ends)} that pass", _COLOURS[Outcome.PASS])] if ends else []
+    if floors := sorted({floor for curve in curves for floor in curve.floors}):
         sizes, rates = zip(*floors, strict=True)
-        axes.plot(sizes, rates, "_", color=INK, markersize=13, markeredgewidth=1.6, label="limit")
+        axes.plot(sizes, rates, "_", color=INK, markersize=13, markeredgewidth=1.6)
+        names.append((rates[-1], "limit", INK))
+    for name, (word, style) in _LINES.items():
+        if heights := [curve.lines[name] for curve in curves if name in curve.lines]:
+            axes.axhline(max(heights), color=QUIET, linewidth=0.9, linestyle=style)
+            names.append((max(heights), f"{word} {notation.number(max(heights), 3)}", QUIET))
     _dress(axes, sorted({size for curve in curves for size, _ in curve.points}))
+    _name(axes, names)
 
 
 def _paint_curve(axes: Axes, curve: Curve, named: bool) -> None:
@@ -110,7 +134,6 @@ def _paint_curve(axes: Axes, curve: Curve, named: bool) -> None:
         linestyle="--" if curve.outcome is Outcome.UNCHECKED else "-",
         marker="o" if named else "",
         markersize=3.0,
-        label=f"{curve.label} ({curve.outcome.value})" if named else "_others",
     )
 
 
@@ -125,7 +148,22 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", frameon=False, fontsize=8)
+
+
+def _name(axes: Axes, names: Sequence[tuple[float, str, str]]) -> None:
+    """Write each name beside its line's right end, from the lowest up, none over another."""
+    top, last = axes.get_ylim()[1], -math.inf
+    for height, words, colour in sorted(names):
+        last = max(height / top, last + _APART)
+        axes.annotate(
+            first_line(words, 34),
+            (1.02, last),
+            xycoords="axes fraction",
+            va="center",
+            color=colour,
+            fontsize=8,
+            annotation_clip=False,
+        )
 
 
 def _in_words(curves: Sequence[Curve]) -> str:

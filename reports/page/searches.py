@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reports import notation
 from reports.record import CheckRecord
 
 MOST_NODES = 16
@@ -15,10 +16,14 @@ MOST_NODES = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """The readings of the path from one node to another. `word` is `bad`, `good` or "" (never measured)."""
+    """The readings of the path from one node to another. `word` is `bad`, `good` or "" (never measured).
+
+    `figure` is the lowest speed that made it so, GB/s.
+    """
 
     word: str
     text: str = ""
+    figure: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class _Reading:
     group: tuple[str, ...]
     bad: bool
     sentence: str
+    gigabytes_per_s: float | None
 
 
 def of(check: CheckRecord) -> Searched | None:
@@ -78,6 +84,7 @@ def _readings(recorded: object) -> list[_Reading]:
             _names(entry.get("group")),
             entry.get("bad") is True,
             str(entry.get("sentence", "")),
+            speed if isinstance(speed := entry.get("gigabytes_per_s"), int | float) else None,
         )
         for entry in entries
         if isinstance(entry, Mapping) and all(isinstance(entry.get(end), str) for end in ("from", "to"))
@@ -106,5 +113,10 @@ def _summed(readings: Sequence[_Reading]) -> Cell:
     if not readings:
         return Cell("")
     worst = max(readings, key=lambda reading: reading.bad)
+    speeds = [
+        one.gigabytes_per_s for one in readings if one.bad is worst.bad and one.gigabytes_per_s is not None
+    ]
+    figure = notation.number(min(speeds), digits=3) if speeds else ""
     times = f"{sum(reading.bad for reading in readings)} of {len(readings)} readings are bad"
-    return Cell("bad" if worst.bad else "good", f"{times}; {worst.sentence}" if worst.sentence else times)
+    text = f"{times}; {worst.sentence}" if worst.sentence else times
+    return Cell("bad" if worst.bad else "good", text, figure)

@@ -15,7 +15,7 @@ from reports.record import CheckRecord, Judgement, Outcome
 
 _HELD = "parity"
 _FIRST = (_HELD, "repeat", "wrong_elements", "traffic", "memory", "pattern")
-_GRAVITY = (Outcome.FAIL, Outcome.UNCHECKED, Outcome.PASS, Outcome.NOT_APPLICABLE)
+GRAVITY = (Outcome.FAIL, Outcome.UNCHECKED, Outcome.PASS, Outcome.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def _family(name: str, steps: Mapping[str, Sequence[CheckRecord]]) -> Family:
     rows = [_step(step, checks, metrics) for step, checks in steps.items()]
     measured = [row for row in rows if row.outcome is not Outcome.NOT_APPLICABLE]
     return Family(
-        name, metrics, tuple(sorted(measured, key=lambda row: (_GRAVITY.index(row.outcome), -row.used)))
+        name, metrics, tuple(sorted(measured, key=lambda row: (GRAVITY.index(row.outcome), -row.used)))
     )
 
 
 def _step(name: str, checks: Sequence[CheckRecord], metrics: Sequence[str]) -> Step:
     cells = tuple(_cell([one for one in _judged(checks) if one.metric == metric]) for metric in metrics)
-    outcome = min((check.outcome for check in checks), key=_GRAVITY.index)
+    outcome = min((check.outcome for check in checks), key=GRAVITY.index)
     return Step(name, outcome, cells, _figures(checks, metrics))
 
 
@@ -90,20 +90,20 @@ def _cell(judgements: Sequence[Judgement]) -> Cell:
     """Show the worst of them."""
     cells = [_shown(judgement) for judgement in judgements if judgement.limit]
     return min(
-        cells, key=lambda cell: (_GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used), default=Cell()
+        cells, key=lambda cell: (GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used), default=Cell()
     )
 
 
 def _shown(judgement: Judgement) -> Cell:
     measured, limit = notation.quantity(judgement.value, judgement.unit), judgement.limit
-    used = _used(judgement)
-    if used is None:
+    share = used(judgement)
+    if share is None:
         right = judgement.outcome is Outcome.PASS
         return Cell(judgement.outcome, "exact" if right else measured or judgement.outcome.value)
-    return Cell(judgement.outcome, f"{notation.number(100 * used, 3)} %", f"{measured} ({limit})", used)
+    return Cell(judgement.outcome, f"{notation.number(100 * share, 3)} %", f"{measured} ({limit})", share)
 
 
-def _used(judgement: Judgement) -> float | None:
+def used(judgement: Judgement) -> float | None:
     """Value over ceiling, or floor over value; None where a limit is no number, or must be met exactly."""
     value, limit = judgement.value, judgement.limit_value
     if value is None or limit is None or not math.isfinite(value):

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.node.inventory import amd_smi, links, nvidia_smi
 from fixtures.node.inventory.tools import Answers, ask
-from fixtures.node.nccl_log import from_nccl_log
+from fixtures.node.nccl.log import from_nccl_log
 from fixtures.ranks import timing
 from fixtures.ranks.exact import payload
 from fixtures.ranks.exact.dtypes import FORMATS

@@ -29,6 +29,9 @@ EVERYTHING = {
 }
 
 
+FAMILIES = ["checks-collectives.html", "checks-nodes.html", "checks-selfcheck.html"]
+
+
 def hosts(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
@@ -40,7 +43,7 @@ def errors(path: Path) -> int:
 def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) -> None:
     making.save(green(), tmp_path)
     assert render.render(tmp_path) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, "results.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, *FAMILIES, "results.jsonl"}
     assert hosts(tmp_path / "accepted.txt") == ["gpu01 slots=8", "gpu02 slots=8"]
     assert errors(tmp_path / "junit.xml") == 0
 
@@ -144,6 +147,7 @@ def test_what_gates_nodes_is_written_before_the_rest(tmp_path: Path, monkeypatch
         "accepted.txt",
         "junit.xml",
         "report.css",
+        *FAMILIES,
         "report.html",
     ]
 

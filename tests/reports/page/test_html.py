@@ -10,14 +10,13 @@ from urllib.parse import unquote
 import pytest
 
 from reports.decision import decide
-from reports.page import html, plots
-from reports.page.page import compare_facts
+from reports.page import facts, html, plots
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from tests.each import each
 from tests.reports import making
-from tests.reports.making import PAIR, alone, blame, check, green_checks, journal_of
+from tests.reports.making import PAIR, blame, check, green_checks, journal_of
 
-VOID = {"meta", "link", "img", "br", "hr"}
+VOID = {"meta", "link", "img", "br", "hr", "wbr"}
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e"
 
 
@@ -85,6 +84,11 @@ def page(records: list[Record], directory: Path) -> str:
     return (directory / "report.html").read_text()
 
 
+def every_page(directory: Path) -> str:
+    """The first page and those of the families, as one text."""
+    return "".join(path.read_text() for path in sorted(directory.glob("*.html"), reverse=True))
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report")
@@ -94,7 +98,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nothing_in_the_page_needs_more_than_the_policy_allows(drawn: Path) -> None:
     """`default-src 'none'; img-src 'self'; style-src 'self'`."""
-    reader = Reader((drawn / "report.html").read_text())
+    reader = Reader(every_page(drawn))
     assert not {tag for tag, _ in reader.tags} & {
         "script",
         "style",
@@ -112,7 +116,7 @@ def test_nothing_in_the_page_needs_more_than_the_policy_allows(drawn: Path) -> N
 
 
 def test_every_file_that_the_page_names_exists(drawn: Path) -> None:
-    reader = Reader((drawn / "report.html").read_text())
+    reader = Reader(every_page(drawn))
     addresses = {*reader.values("src"), *reader.values("href")}
     assert {
         "report.css",
@@ -122,30 +126,35 @@ def test_every_file_that_the_page_names_exists(drawn: Path) -> None:
     } <= addresses
     for address in addresses:
         if not address.startswith("#"):
-            assert (drawn / unquote(address)).is_file(), address
+            assert (drawn / unquote(address.partition("#")[0])).is_file(), address
 
 
 def test_every_place_that_the_page_points_at_exists_once(drawn: Path) -> None:
-    reader = Reader((drawn / "report.html").read_text())
-    places = list(reader.values("id"))
-    assert len(places) == len(set(places))
-    assert {address[1:] for address in reader.values("href") if address.startswith("#")} <= set(places)
+    places: set[str] = set()
+    addresses: set[str] = set()
+    for path in drawn.glob("*.html"):
+        reader = Reader(path.read_text())
+        here = [f"{path.name}#{place}" for place in reader.values("id")]
+        assert len(here) == len(set(here))
+        places.update(here)
+        addresses.update(f"{path.name}{one}" if one[0] == "#" else one for one in reader.values("href"))
+    assert {address for address in addresses if "#" in address} <= places
 
 
 def test_the_style_sheet_fetches_nothing(drawn: Path) -> None:
     assert not re.search(r"url\(|@import|data:", (drawn / "report.css").read_text())
 
 
-def test_the_answer_comes_first_then_gaps_then_trouble_then_tables(drawn: Path) -> None:
+def test_the_answer_comes_first_then_trouble_then_figures_and_last_what_does_not_apply(drawn: Path) -> None:
     text = (drawn / "report.html").read_text()
-    order = ["answer", "gaps", "trouble", "curves", "checks", "provenance"]
+    order = ["answer", "trouble", "checks", "margins", "curves", "provenance", "absent"]
     places = [text.index(f'<section id="{name}">') for name in order]
     assert places == sorted(places)
 
 
 def test_the_bad_node_is_the_first_one_named(drawn: Path) -> None:
     text = (drawn / "report.html").read_text()
-    assert text.index("gpu02") < text.index("gpu01")
+    assert text.index("gpu02") < text.index(">gpu01")
     assert text.index(">rejected<") < text.index("gpu02")
 
 
@@ -159,11 +168,11 @@ def test_the_bad_node_is_the_first_one_named(drawn: Path) -> None:
         "a paper",
         "gloo has no fp8",
         "its channel closed",
-        "NCCL_DEBUG=INFO",
+        "<wbr>DEBUG=INFO",
     ],
 )
 def test_the_evidence_is_there(drawn: Path, words: str) -> None:
-    assert words in (drawn / "report.html").read_text()
+    assert words in every_page(drawn)
 
 
 def test_states_are_words_and_not_only_colours(drawn: Path) -> None:
@@ -273,11 +282,68 @@ def test_a_picture_cannot_be_written_elsewhere(tmp_path: Path) -> None:
     assert plot.file == "plots/etc-abs.svg"
 
 
-def test_facts_in_which_nodes_differ_are_set_apart() -> None:
-    nodes = [NodeRecord(n, "ready", facts={"driver": "570", "bios": n, "nics": [1, 2]}) for n in making.NODES]
-    found = compare_facts([*nodes, NodeRecord("gpu03", "unreachable")])
-    assert found.common == {"driver": "570", "nics": "[1, 2]"}
-    assert found.own == {"gpu01": {"bios": "gpu01"}, "gpu02": {"bios": "gpu02"}, "gpu03": {}}
+def test_facts_are_compared_leaf_by_leaf() -> None:
+    nodes = [
+        NodeRecord(
+            f"n{at}", "ready", facts={"cpu": {"model": "x", "id": at}, "bios": "ab"[at > 2], "nics": [1]}
+        )
+        for at in (1, 2, 3)
+    ]
+    found = facts.compare([*nodes, NodeRecord("n4", "unreachable")])
+    assert found.common == {"cpu.model": "x", "nics": "[1]"}
+    assert found.differ == {"bios": (("b", "n3"), ("a", "n[1-2]"))}
+    assert found.own == ("cpu.id",)
+    (one, lacking) = facts.compare([nodes[0], NodeRecord("n2", "ready", facts={"bios": "a"})]).differ[
+        "cpu.model"
+    ]
+    assert {one, lacking} == {("x", "n1"), ("not there", "n2")}
+
+
+def test_a_family_has_a_page_of_its_own_and_an_old_one_goes(tmp_path: Path) -> None:
+    (tmp_path / "checks-gone.html").touch()
+    first = page(journal_of(*green_checks()), tmp_path)
+    assert 'href="checks-collectives.html"' in first
+    assert {path.name for path in tmp_path.glob("checks-*")} == {
+        "checks-collectives.html", "checks-nodes.html", "checks-selfcheck.html"
+    }  # fmt: skip
+    assert (
+        "<b>test_<wbr>busbw[<wbr>all_<wbr>reduce-<wbr>network]</b>"
+        in (tmp_path / "checks-collectives.html").read_text()
+    )
+
+
+def test_the_first_page_stays_small_however_many_checks_there_are(tmp_path: Path) -> None:
+    sizes = []
+    for count in (200, 800):
+        checks = [check(f"suites/zero/test_zero.py::test_x[{n}]", ["gpu01"]) for n in range(count)]
+        sizes.append(len(page(journal_of(*checks), tmp_path)))
+    assert sizes[1] - sizes[0] < 500
+
+
+def test_the_thinnest_margin_of_the_nodes_and_metrics_comes_first(tmp_path: Path) -> None:
+    def judged(node: str, metric: str, value: float) -> CheckRecord:
+        held = Judgement(metric, Outcome.PASS, "", value, "GB/s", ">= 100 GB/s", 100.0)
+        return check(f"suites/nodes/test_m.py::test_{metric}[{node}]", [node], judgements=(held,))
+
+    checks = [judged("gpu01", "copy", 125.0), judged("gpu02", "copy", 160.0), judged("gpu02", "triad", 101.0)]
+    text = page(journal_of(*checks), tmp_path)
+    table = text[text.index('<section id="margins">') :]
+    assert [table.index(word) for word in (">triad<", ">copy<")] == sorted(
+        table.index(w) for w in (">triad<", ">copy<")
+    )
+    cells = re.findall(r'<td class="host">(\w+)<|>([\d.]+) %<', table)
+    assert [a or b for a, b in cells] == ["gpu02", "99", "62.5", "gpu01", "80"]
+
+
+def test_line_rate_and_bound_stand_beside_the_curve_and_no_legend_does(tmp_path: Path) -> None:
+    rates = {"line_rate_gigabytes_per_s": 50.0, "bound_gigabytes_per_s": 96.0}
+    shown = []
+    for recorded in (sweep(45.0), {**sweep(45.0), **rates}, {**sweep(45.0), "bound_gigabytes_per_s": "NaN"}):
+        [plot] = plots.draw([check(PAIR, recorded=recorded)], tmp_path)
+        text = (tmp_path / plot.file).read_text()
+        assert "legend" not in text
+        shown.append(text.count("stroke-dasharray"))
+    assert shown[1] == shown[0] + 2 == shown[2] + 2
 
 
 def test_an_unknown_attachment_is_named_but_not_linked(drawn: Path) -> None:
@@ -288,10 +354,10 @@ def test_an_unknown_attachment_is_named_but_not_linked(drawn: Path) -> None:
 
 def test_a_single_check_links_to_where_it_is_told(drawn: Path) -> None:
     text = (drawn / "report.html").read_text()
-    place = re.search(rf'href="#(check-\d+)">{re.escape(PAIR)}', text)
+    place = re.search(r'href="#(check-\d+)">suites/', text)
     assert place
     assert f'id="{place[1]}"' in text[text.index('<section id="trouble">') :]
-    assert alone("gpu01") not in text.split('<section id="gaps">')[0]
+    assert "test_gpus[" not in text.split('<section id="checks">')[0]
 
 
 def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: Path) -> None:

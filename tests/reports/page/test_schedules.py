@@ -240,6 +240,6 @@ def test_the_page_shows_the_picture_and_its_caption(tmp_path: Path) -> None:
     records = journal_of(bubble_check(recorded()))
     html.write(tmp_path, records, decide(records))
     text = (tmp_path / "report.html").read_text()
-    assert text.index('id="trouble"') < text.index('id="schedules"') < text.index('id="checks"')
+    assert text.index('id="trouble"') < text.index('id="checks"') < text.index('id="schedules"')
     assert 'src="plots/schedule-1-one-f-one-b.svg" width="1120"' in text
     assert "bubble 0.4 measured" in text

@@ -47,6 +47,15 @@ def test_nodes_on_bad_paths_come_first_and_the_worst_reading_counts() -> None:
     assert (cells["n1", "n2"].word, cells["n3", "n1"].word) == ("good", "")
 
 
+def test_a_cell_has_the_lowest_speed_of_what_made_it_good_or_bad() -> None:
+    speeds = (40.0, False), (3.25, True), (2.5, True), (None, True)
+    table = found(
+        searched(*({**reading("n1", "n2", bad), "gigabytes_per_s": speed} for speed, bad in speeds))
+    )
+    assert table is not None
+    assert [cell.figure for _, row in table.rows for cell in row if cell.word] == ["2.5"]
+
+
 def test_readings_of_more_than_two_nodes_are_shown_as_a_group() -> None:
     together = {**reading("n1", "n3", bad=True), "group": ["n1", "n2", "n3"], "sentence": "too slow"}
     pair = {**reading("n1", "n3"), "group": ["n1", "n3"]}
