@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests import parts
-from tests.parts import BESIDES, FAULTS, Ended, Part, alone, report, run
+from tests.parts import TOGETHER, Ended, Part, alone, report, run
 
 CHECKS = """
+import os
 import signal
 
 def test_it_can_be_interrupted():
     assert not FAILS
+    assert os.sched_getscheduler(0) == os.POLICY
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     sum(range(3_000_000))
 """
@@ -29,9 +31,11 @@ def test_parts_run_beside_each_other_and_each_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LOGS", tmp_path)
-    for name in ("green", "red"):
-        (tmp_path / f"test_{name}.py").write_text(CHECKS.replace("FAILS", str(name == "red")))
-    both = [Part(name, (str(tmp_path / f"test_{name}.py"),)) for name in ("green", "red")]
+    both = []
+    for name, policy in (("green", "SCHED_IDLE"), ("red", "SCHED_OTHER")):
+        file = tmp_path / f"test_{name}.py"
+        file.write_text(CHECKS.replace("FAILS", str(name == "red")).replace("POLICY", policy))
+        both.append(Part(name, (str(file),), idle=policy == "SCHED_IDLE"))
     found = {one.part.name: one for one in run(both)}
     assert {name: one.status for name, one in found.items()} == {"green": 0, "red": 1}
     assert "1 passed" in str(found["green"])
@@ -40,8 +44,8 @@ def test_parts_run_beside_each_other_and_each_is_told(
 
 
 def test_every_test_is_in_one_part() -> None:
-    worlds, rest = BESIDES
-    assert rest.paths == ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *worlds.paths)))
+    (faults, worlds), (rest,) = TOGETHER
+    assert rest.paths == ("tests", *(f"--ignore={path}" for path in (*faults.paths, *worlds.paths)))
 
 
 def test_what_runs_alone_is_looked_for_in_its_files_only(tmp_path: Path) -> None:
@@ -93,5 +97,5 @@ def test_main_runs_what_measures_this_machine_by_itself(
 
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
-    assert order == [["faults"], ["worlds", "rest"], ["alone"]]
+    assert order == [["faults", "worlds"], ["rest"], ["alone"]]
     assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"

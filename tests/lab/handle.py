@@ -169,7 +169,7 @@ class Handle:
     def _start(
         self, argv: list[str], env: Mapping[str, str], cwd: str | Path | None, streams: Mapping[str, Stream]
     ) -> subprocess.Popen[str]:
-        """Start a command as the leader of a session of its own, and remember it until it is ended, with its streams."""
+        """Start a command as the leader of a session of its own, and keep it until all ends."""
         process = subprocess.Popen(
             argv,
             env=env,
