@@ -27,10 +27,12 @@ HTML_LOG = "logs/report-html.txt"
 TOMBSTONE = "the run ended without writing its report"
 RUN_CLASS, RUN_NAME = "shakedown.run", "complete"
 UNUSABLE = 4  # the exit status
+RUNS = Path("reports", "runs")  # where runs are kept, from the root of the tree
 
 _STALE = (*LISTS, VERDICT, JOURNAL, PAGE, "report.css", HTML_LOG)
 _TEXT = ("-h", "--help", "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test")
-_WRITES_NOTHING = frozenset((*_TEXT, "--collect-only", "--collectonly", "--co"))
+PLAN = "--plan"  # says what a run would do, and how long that takes
+_WRITES_NOTHING = frozenset((*_TEXT, "--collect-only", "--collectonly", "--co", PLAN))
 _XML = """\
 <?xml version="1.0" encoding="utf-8"?>
 <testsuites name="shakedown" {counters}>

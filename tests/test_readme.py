@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.run import options
+from fixtures.run.planning import STATUS
 from fixtures.transport.hosts import parse
 from reports.decision import decide, exit_status
 from reports.journal import Journal
@@ -53,11 +54,12 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
 FAULTS = next((line for line in COMMANDS if line.startswith("make faults")), "")
 EXPLAIN = next((line for line in COMMANDS if " thresholds explain " in line), "")
 ACCEPT = 'make accept HOSTS=nodes.txt ARGS="--hardware h100-sxm5-ndr400"'
+PLAN = ".venv/bin/pytest suites/ --hosts nodes.txt --plan --hardware h100-sxm5-ndr400"
 # Typed in a copy of the tree, and what is then said; of what needs a cluster, what would be run there.
 RUN = {
     "make accept": ("make accept", "accepted  localhost"),
     ACCEPT: (f"{ACCEPT} --dry-run", "pytest suites/ --hosts 'nodes.txt' --hardware h100-sxm5-ndr400"),
-    ".venv/bin/pytest suites/ --hosts nodes.txt --collect-only -q": ("", "gpu16"),
+    PLAN: (f"{PLAN} || test $? = 6", "plan: 17 nodes of 8, hardware h100-sxm5-ndr400"),
     ".venv/bin/python -m thresholds lint": ("", "cpu-local.toml: good"),
     ".venv/bin/python -m tests.teeth context": ("", "context.ring"),
     EXPLAIN: ("", "judges it: min = 460 GB/s"),
@@ -213,6 +215,10 @@ def records(
 def test_the_exit_status_is_what_the_table_says(status: int, says: str, run: Sequence[Record]) -> None:
     assert exit_status(run, decide(run)) == status
     assert any(says in text for text, number in statuses() if number == status)
+
+
+def test_the_status_of_a_plan_is_in_the_table() -> None:
+    assert any("--plan" in text for text, number in statuses() if number == STATUS)
 
 
 def statuses() -> Iterator[tuple[str, int]]:

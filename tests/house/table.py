@@ -33,7 +33,7 @@ ROOMS = (
     ),
     Room(
         "fixtures/check/**/*.py",
-        (*CHECKING, "reports.text", *READ),
+        (*CHECKING, "reports.text", "reports.compare.earlier", *READ),
         ("pytest",),
         "floor 4: one check, planned and judged",
     ),

@@ -1,0 +1,134 @@
+"""What checks took in earlier runs of the same hardware: skimmed off journals, which may be gigabytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from reports.begin import JOURNAL
+from reports.record import READY, Outcome
+
+MOST_RUNS = 3  # the newest: older ones say what the machines were
+MOST_BYTES = 1 << 30  # are read of old journals: more would take longer than it is worth
+_CHECK = b'{"type":"check",'
+_HEAD = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),.*?"nodes":(\[[^\]]*\]),"outcome":"([^"]+)"')
+_STARTED = b'},"started":"'
+_MEASURED = re.compile(rb'"seconds":([0-9.e+-]+)$')
+_TOOK = re.compile(rb'[^"]*","seconds":([0-9.e+-]+),')
+_LONGEST_NUMBER = 64
+
+
+@dataclass
+class Skimmed:
+    """One journal. `seconds` are of each kind of check; the start of a job is in none of them."""
+
+    run_id: str
+    hosts: tuple[str, ...]
+    hardware: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
+    starts: list[float] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Medians over runs, by kind of check: `same` of those on as many nodes, `other` of all others.
+
+    The first job of a run is the self-check's, which has few ranks: `first_start_s`.
+    """
+
+    runs: tuple[str, ...] = ()  # on as many nodes
+    same: Mapping[str, float] = field(default_factory=dict)
+    other: Mapping[str, float] = field(default_factory=dict)
+    first_start_s: float | None = None
+    start_s: float | None = None
+
+
+def history(runs: Path, *, leave_out: str = "") -> Iterator[Skimmed]:
+    """Read each journal there that can be read, the newest first: names of runs begin with their time."""
+    read_bytes = 0
+    for path in sorted(runs.glob(f"*/{JOURNAL}"), reverse=True):
+        if path.parent.name == leave_out or (found := skim(path)) is None:
+            continue
+        yield found
+        read_bytes += found.size_bytes
+        if read_bytes > MOST_BYTES:
+            return
+
+
+def earlier(runs: Iterable[Skimmed], hardware: Collection[str], nodes: int) -> Earlier:
+    """Take the newest runs of this hardware on as many nodes, and those on any other number."""
+    found = [one for one in runs if one.hardware == set(hardware)]
+    same = [one for one in found if len(one.hosts) == nodes][:MOST_RUNS]
+    other = [one for one in found if len(one.hosts) != nodes][:MOST_RUNS]
+    first = [one.starts[0] for one in same or other if one.starts]
+    later = [start for one in same for start in one.starts[1:]]
+    ids = tuple(one.run_id for one in same)
+    return Earlier(ids, _medians(same), _medians(other), _median(first), _median(later))
+
+
+def skim(path: Path) -> Skimmed | None:
+    """Take the few figures out of a journal; None where it is no journal, or says of no node what it is."""
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline())
+            found = Skimmed(str(first["run_id"]), tuple(first["hosts"]))
+            for line in file:
+                if line.startswith(_CHECK):
+                    _take(line, found.seconds)
+                elif line.startswith((b'{"type":"node",', b'{"type":"job",')):
+                    _note(json.loads(line), found)
+            found.size_bytes = file.tell()
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return found if found.hardware else None
+
+
+def _note(record: Mapping[str, object], found: Skimmed) -> None:
+    """Note which hardware a node is, or how long a job took to start."""
+    if record["type"] == "node" and record["state"] == READY:
+        found.hardware.add(str(record["hardware"]))
+    elif record["type"] == "job" and not record["ended"]:
+        found.starts.append(float(str(record["start_seconds"] or 0)))
+
+
+def _take(line: bytes, seconds: dict[str, float]) -> None:
+    """Take what one check took: of those that are measured together the longest, which paid for it.
+
+    What did not pass took a search as well, and only its measurement says how long it takes.
+    """
+    end = line.rfind(_STARTED)
+    head, took = _HEAD.search(line), _TOOK.match(line, end + len(_STARTED))
+    if end < 0 or head is None or took is None:
+        return
+    measured = _MEASURED.search(line[max(end - _LONGEST_NUMBER, 0) : end])
+    figures = [float(measured[1])] if measured else []
+    if head[3].decode() in (Outcome.PASS.value, Outcome.NOT_APPLICABLE.value):
+        figures.append(float(took[1]))
+    if figures:
+        kind = kind_of(json.loads(head[1]), json.loads(head[2]))
+        seconds[kind] = max(*figures, seconds.get(kind, 0.0))
+
+
+def kind_of(check: str, nodes: Sequence[str]) -> str:
+    """Name a check without its node, so that it is the same on any other; one across nodes names none."""
+    if len(nodes) != 1:
+        return check
+    return re.sub(rf"(?:-|(?<=\[)){re.escape(nodes[0])}(?:_[0-9a-f]{{6}})?\]$", "]", check)
+
+
+def _medians(runs: Sequence[Skimmed]) -> dict[str, float]:
+    every: defaultdict[str, list[float]] = defaultdict(list)
+    for one in runs:
+        for kind, seconds in one.seconds.items():
+            every[kind].append(seconds)
+    return {kind: median(values) for kind, values in every.items()}
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
