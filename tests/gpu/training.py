@@ -23,7 +23,7 @@ from tests.suites import parallel
 from tests.suites.fake_world import assert_closed_forms
 from tests.suites.test_at_size import asked
 
-RANKS, RANK = 8, 5
+RANKS, RANK = 8, 0  # to whose experts somebody sends: torch's fake group refuses to send an empty tensor
 FAMILIES = (
     "zero.test_closed_forms",
     "tensor.test_closed_forms",
