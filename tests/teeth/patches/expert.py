@@ -253,12 +253,12 @@ def mean_of_one(tensor: torch.Tensor, *_: Any) -> None:
 
 
 def local_alone(count: int) -> Patch:
-    """Counts are not added up where they are so many."""
+    """Counts are not added up where they are so many; the most of what ranks say is no count."""
 
     def make(real: Call) -> Call:
         def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            left_alone = not tensor.is_floating_point() and tensor.numel() == count
-            return tensor if left_alone else real(tensor, *args, **kwargs)
+            counts = not tensor.is_floating_point() and not kwargs
+            return tensor if counts and tensor.numel() == count else real(tensor, *args, **kwargs)
 
         return patched
 
