@@ -126,7 +126,8 @@ def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(
     lab.heal("n02")
     goes_on(work)
     assert (answer.sign, answer.named) == ("hang", [("path", ["n02", "n03"], None)])
-    assert "n03 acknowledges nothing of what n02 sends it" in answer.text
+    ways = ("n03", "n02"), ("n02", "n03")  # the one that is cut also carries what acknowledges the other
+    assert any(f"{to} acknowledges nothing of what {by} sends it" in answer.text for to, by in ways)
     assert answer.text.endswith("nothing passes between n02 and n03")
     assert answer.seconds < DEADLINE_S + SPARE_S + CONNECT_S  # all ways are tried after it
 
