@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,8 @@ def test_parts_run_beside_each_other_and_each_is_told(
 
 
 def test_every_test_is_in_one_part() -> None:
-    (faults, worlds), (rest,) = TOGETHER
-    assert rest.paths == ("tests", *(f"--ignore={path}" for path in (*faults.paths, *worlds.paths)))
+    *others, rest = itertools.chain(*TOGETHER)
+    assert rest.paths == ("tests", *(f"--ignore={path}" for one in others for path in one.paths))
 
 
 def test_what_runs_alone_is_looked_for_in_its_files_only(tmp_path: Path) -> None:
@@ -97,5 +98,5 @@ def test_main_runs_what_measures_this_machine_by_itself(
 
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
-    assert order == [["faults", "worlds"], ["rest"], ["alone"]]
+    assert order == [["faults", "worlds"], ["fixtures", "rest"], ["alone"]]
     assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"
