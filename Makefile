@@ -15,7 +15,7 @@
 HOSTS    =
 ARGS     =
 PYTHON   =
-VERSIONS = 2.9.1 2.10.0
+VERSIONS = 2.10.0
 
 SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
@@ -60,7 +60,7 @@ gpu: .venv/.test ## ten minutes on one GPU, with evidence: ARGS=DIRECTORY
 	@$(BIN)/python -m tests.gpu $(ARGS)
 
 # The oldest that nodes may have is OLDEST_TORCH in fixtures/cluster/preflight.py.
-versions: .venv/.run ## the suite on versions of torch that nodes may have: gigabytes each, VERSIONS="2.9.1 2.12.0"
+versions: .venv/.run ## the suite on versions of torch that nodes may have: gigabytes each, VERSIONS="2.10.0 2.12.0"
 	@for version in $(VERSIONS); do
 	    python=.venv/torch/$$version/bin/python
 	    if [ ! -e ".venv/torch/$$version/.made" ]; then
