@@ -10,8 +10,8 @@ from pathlib import Path
 
 from reports.answer import console_lines
 from reports.begin import CASES, JOURNAL, UNUSABLE
-from reports.compare import diff, history
-from reports.compare.runs import UnreadableError, read
+from reports.compare import diff
+from reports.compare.runs import UnreadableError, read, table
 from reports.decision import decide
 from reports.render import load, render
 from reports.text import clean
@@ -73,7 +73,7 @@ def _diff(chosen: argparse.Namespace) -> int:
 
 def _history(chosen: argparse.Namespace) -> int:
     never = [place for place in chosen.runs if place.is_dir() and not (place / JOURNAL).exists()]
-    for line in history.table([read(place) for place in chosen.runs if place not in never]):
+    for line in table([read(place) for place in chosen.runs if place not in never]):
         print(clean(line))
     for place in never:
         print(f"{place}: no run began there", file=sys.stderr)

@@ -51,9 +51,7 @@ METRICS: Mapping[str, Metric] = {
     "peer_to_peer": Metric("GB/s", "more", most=20_000),  # copy between two devices of a node
     "tflops": Metric("TFLOP/s", "more", most=100_000),
     "pattern": Metric("GB/s", "more", most=20_000),  # sent in a step's own pattern, over its median time
-    "dispatch": Metric(
-        "GB/s", "more", most=20_000
-    ),  # bytes of the tokens that a rank receives, over the time
+    "dispatch": Metric("GB/s", "more", most=20_000),  # bytes of the tokens that a rank gets, over the time
     "combine": Metric("GB/s", "more", most=20_000),  # the same on the way back
     "edge": Metric("GB/s", "more", most=20_000),  # activations between two neighbouring stages of a pipeline
     "overlap": Metric("", "more", share=True),  # communication hidden behind computation

@@ -1,4 +1,4 @@
-"""A finished run as what two runs have in common: series of seconds, outcomes, and what it ran on."""
+"""A finished run as what runs have in common: series of seconds, figures, outcomes, and what it ran on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from reports.audit import cut_short, head
 from reports.begin import JOURNAL
-from reports.journal import scan
+from reports.journal import Scan, scan
+from reports.notation import number
 from reports.notation import size as size_text
 from reports.record import READY, CheckRecord, JobRecord, NodeRecord, Record, RunRecord
 
@@ -31,6 +32,7 @@ _READINGS = {
 }
 _READING_ENDS = ("_s", "_free_bytes", "_available_bytes")
 _RATES = "_per_s"
+_ABSENT = "-"
 
 
 class UnreadableError(Exception):
@@ -55,15 +57,20 @@ class Run:
 def read(place: Path) -> Run:
     """Read a report directory or a journal; raises UnreadableError, also for one of another schema."""
     path = place / JOURNAL if place.is_dir() else place
-    try:
-        found = scan(path)
-    except OSError as fault:
-        raise UnreadableError(f"{place}: no journal can be read: {fault.strerror or fault}") from None
+    found = scanned(place, path)
     first = head(found.records)
     if found.faults or first is None:
         why = "; ".join(found.faults[:3]) or "it is empty"
         raise UnreadableError(f"{path}: {why}")
     return Run(path, first, found.records, cut_short(found.records))
+
+
+def scanned(place: Path, path: Path) -> Scan:
+    """The journal of a report directory, with its samples; raises UnreadableError where there is none."""
+    try:
+        return scan(path)
+    except OSError as fault:
+        raise UnreadableError(f"{place}: no journal can be read: {fault.strerror or fault}") from None
 
 
 def series(run: Run) -> dict[Key, list[float]]:
@@ -124,6 +131,28 @@ def values(run: Run) -> dict[Key, tuple[float, str]]:
                     what = f"{one.metric} {size_text(size)}" if isinstance(size, int) else one.metric
                     found[", ".join(part.nodes), short(check), what] = (one.value, one.unit)
     return found
+
+
+def table(runs: Sequence[Run]) -> Iterator[str]:
+    """The runs, oldest first, then a row per figure that was judged; "-" where a run did not judge it."""
+    ordered = sorted(runs, key=lambda run: run.first.started)
+    for place, run in enumerate(ordered, start=1):
+        cut = f"  (cut short: {run.cut})" if run.cut else ""
+        yield f"{place}: {run.first.run_id}  {run.first.started}  {run.path}{cut}"
+    told = [values(run) for run in ordered]
+    rows = [("nodes", "check", "metric", "unit", *(str(place + 1) for place in range(len(ordered))))]
+    for key in sorted({key for one in told for key in one}):
+        found = [one.get(key) for one in told]
+        unit = next(value[1] for value in found if value is not None)
+        rows.append((*key, unit, *(_ABSENT if value is None else number(value[0]) for value in found)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(_aligned(row, widths)).rstrip()
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.rjust(width) if column >= 4 else cell.ljust(width)
 
 
 def short(check: CheckRecord) -> str:

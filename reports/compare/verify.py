@@ -7,9 +7,8 @@ from pathlib import Path
 
 from reports import answer, verdict_file
 from reports.begin import FAMILIES, JOURNAL, PAGE, VERDICT
-from reports.compare.runs import UnreadableError
 from reports.decision import decide
-from reports.journal import Scan, scan
+from reports.journal import Scan
 from reports.page.page import family
 from reports.record import CheckRecord
 from reports.render import load_scanned
@@ -53,11 +52,3 @@ def _other_lines(path: Path, expected: str) -> Iterator[str]:
 
 def _shown(line: str | None) -> str:
     return "nothing" if line is None else repr(clean(line).strip()[:120])
-
-
-def scanned(directory: Path) -> Scan:
-    """The journal with its samples; raises UnreadableError where there is none."""
-    try:
-        return scan(directory / JOURNAL)
-    except OSError as fault:
-        raise UnreadableError(f"{directory}: no journal can be read: {fault.strerror or fault}") from None

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.node import processes
-from fixtures.node.nccl.log import OMNI_PATH, from_nccl_log
+from fixtures.node.nccl.log import from_nccl_log
+from fixtures.wire.facts import OMNI_PATH
 
 __all__ = ["describe", "expand", "from_nccl_log", "read_counters", "settled_counters"]
 

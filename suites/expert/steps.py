@@ -42,11 +42,7 @@ def dispatch_combine(
     shape = Shape(tokens_per_rank, words, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
     trip = RoundTrip(ctx, routing, shape)
-    return {
-        **answer(study(ctx, trip)),
-        "figures": {"imbalance": imbalance(trip.sent)},
-        **exact(ctx, enlarged(ctx, scaled(trip.sent, words))),
-    }
+    return _held(ctx, trip, words)
 
 
 @step
@@ -73,11 +69,7 @@ def parity(
     if ctx.at_size:
         told = at_size(ctx, made)
         return {**told, "figures": {**told["figures"], "imbalance": imbalance(made.sent)}}
-    return {
-        **answer(study(ctx, made)),
-        "figures": {"imbalance": imbalance(made.sent)},
-        **exact(ctx, enlarged(ctx, scaled(made.sent, hidden))),
-    }
+    return _held(ctx, made, hidden)
 
 
 @step
@@ -103,11 +95,7 @@ def capacity(
     most = capacity_of(factor, tokens_per_rank, top_k, shape.experts)
     made = CappedExperts(ctx, layer(ctx, routing, shape), most)
     rows = sum(chosen.numel() for chosen in made.routed)
-    return {
-        **answer(study(ctx, made)),
-        "figures": {"imbalance": imbalance(made.sent), "dropped": float(made.dropped.sum()) / rows},
-        **exact(ctx, enlarged(ctx, scaled(made.sent, hidden))),
-    }
+    return _held(ctx, made, hidden, dropped=float(made.dropped.sum()) / rows)
 
 
 @step
@@ -134,7 +122,7 @@ def group_limited(
     saved, line = made.crossings(found.runs[torch.int64].kept)
     told = answer(found)
     hops = {"expert across": made.first, "expert inside": made.second}
-    sent = [exact(ctx, enlarged(ctx, scaled(hop, words)), what) for what, hop in hops.items()]
+    sent = [exact(ctx, enlarged(ctx, hop, words), what) for what, hop in hops.items()]
     return {
         **told,
         "traffic": [*told["traffic"], line],
@@ -266,3 +254,12 @@ def m2n_speed(
     """
     with sides(ctx, attention_ranks(ctx.size, share)) as roles:
         return pattern_speed(ctx, roles, sizes[ctx.device.type], iterations, budget_s)
+
+
+def _held(ctx: Context, technique: RoundTrip | Experts, words: int, **figures: float) -> dict[str, Any]:
+    """Hold a technique to everything; then what it sends, rows of so many words, carries every payload."""
+    return {
+        **answer(study(ctx, technique)),
+        "figures": {"imbalance": imbalance(technique.sent), **figures},
+        **exact(ctx, enlarged(ctx, technique.sent, words)),
+    }

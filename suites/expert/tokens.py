@@ -128,8 +128,9 @@ def expected_at_experts(
     )
 
 
-def enlarged(ctx: Context, there: list[list[int]]) -> list[list[int]]:
-    """As many items more between any two ranks that an exchange of them is as large as a device deserves."""
+def enlarged(ctx: Context, rows: list[list[int]], words: int) -> list[list[int]]:
+    """Words between any two ranks, so many times more that an exchange is as large as a device deserves."""
+    there = scaled(rows, words)
     return scaled(there, enlargement(ctx, even_items(there) * WORD_BYTES))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
 from fixtures.ranks.exact.payload import key
-from fixtures.ranks.steps import Context, Unsupported
+from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size
 from fixtures.ranks.study.models import Mlp, seeded
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
@@ -100,7 +99,7 @@ class RecordedStage(pipelining.PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Meet neighbours first with NCCL alone, whose communicators need it.
 
-        By gloo torch 2.9 sends 8 bytes where 4 are awaited, and a V schedule of 2.10 sends to its own rank.
+        A V schedule of torch 2.10 sends to its own rank there, which gloo cannot.
         """
         ops: list[dist.P2POp] = []
         return super()._get_init_p2p_neighbors_ops() if self.device.type == "cuda" else ops
@@ -113,9 +112,7 @@ class RecordedStage(pipelining.PipelineStage):
         """Do a forward."""
         with self.recorder.doing(FORWARD, self.stage_index, fwd_chunk_id), self.recorder.held.forward():
             self.recorder.receive(ACTIVATION, self.stage_index, fwd_chunk_id)
-            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.output_chunks.clear()  # before torch 2.10 they are kept for the end of the step
-        return output
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self,
@@ -135,18 +132,6 @@ class RecordedStage(pipelining.PipelineStage):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
-def torchs(schedule: str) -> Callable[..., Any]:
-    """Give torch's class of a schedule, if what goes between two stages of a rank stays there.
-
-    Those of V schedules before 2.10 send it to themselves, which gloo cannot, and which is traffic of no use.
-    """
-    name = TORCHS[schedule]
-    made: type[Any] = getattr(pipelining, name)
-    if PLANS[schedule].folded and not issubclass(made, schedules._PipelineScheduleRuntime):
-        raise Unsupported(f"{name} of torch {torch.__version__} sends to its own rank; that of 2.10 does not")
-    return made
-
-
 class Pipeline:
     """This rank's stages of a model under a schedule, with the batch that goes through them."""
 
@@ -160,7 +145,7 @@ class Pipeline:
         parameters = [one for module in self.modules.values() for one in module.parameters()]
         self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
         staged = [self._stage(stage) for stage in self.stages]
-        make = torchs(schedule)
+        make: Callable[..., Any] = getattr(pipelining, TORCHS[schedule])
         single = staged[0] if plan.chunks == 1 else staged
         self._schedule = make(single, shape.micro_batches, loss_fn=loss)
 
@@ -206,21 +191,14 @@ def stepped(
 ) -> list[torch.Tensor]:
     """Run torch's schedule once and give the losses: the first stage has the inputs, the last the targets."""
     losses: list[torch.Tensor] = []
-    told = {"return_outputs": False}
-    if not inspect.signature(schedule.step).parameters.keys() >= told.keys():  # before torch 2.10
-        schedule._merge_outputs, told = _nothing, {}
     with waits_seen(recorder), in_this_thread():
         schedule.step(
             *([] if inputs is None else [inputs]),
             target=targets,
             losses=None if targets is None else losses,
-            **told,
+            return_outputs=False,
         )
     return losses
-
-
-def _nothing(_: Sequence[Any]) -> None:
-    """Stand where outputs are merged that nobody reads."""
 
 
 @contextmanager

@@ -46,7 +46,6 @@ from suites.pipeline.stages import (
     gradient_of,
     gradients,
     loss,
-    torchs,
 )
 
 
@@ -227,7 +226,6 @@ def run(
     shape = _shape(ctx, schedule, per_rank, most)
     _fit(ctx, shape, width, rows)
     engine(ctx, pipelining.__name__, [TORCHS[schedule]])
-    torchs(schedule)
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)

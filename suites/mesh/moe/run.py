@@ -26,6 +26,8 @@ PATTERNS = {
     "ep": ("all_to_all_v",),
     "edp": ("all_reduce",),
 }
+# Where weights, or the optimizer's masters of them, are divided among those that have the same.
+SHARDED = PATTERNS | dict.fromkeys(("dp_cp", "edp"), ("reduce_scatter", "all_gather"))
 _PLAN = PLANS["one_f_one_b"]
 
 

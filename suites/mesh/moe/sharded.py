@@ -28,14 +28,13 @@ from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.traffic import Expected
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.run import PATTERNS, Mixture
+from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import VOCABULARY, Task
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Issued, optimizer_of
 from suites.tensor.regions import Group
 
-_SHARDED = ("reduce_scatter", "all_gather")
 _NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
 Shapes = list[tuple[int, int]]  # rows and columns
 
@@ -89,7 +88,7 @@ def line_of(name: str) -> str:
 class ShardedMixture(Mixture):
     """The mixture of experts whose weights are all sharded."""
 
-    patterns = PATTERNS | {"dp_cp": _SHARDED, "edp": _SHARDED}
+    patterns = SHARDED
 
     def make(self, dtype: torch.dtype) -> Trainer:
         """A rank's part."""

@@ -26,7 +26,7 @@ from fixtures.ranks.study.traffic import Expected
 from suites.context.ring_attention import wide
 from suites.mesh.moe import forms
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.run import PATTERNS, Mixture
+from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
@@ -34,7 +34,6 @@ from suites.mesh.technique import Issued, optimizer_of
 from suites.tensor.regions import Group, all_gather, reduce_scatter
 
 LINE = {"dense": "dp_cp", "router": "dp_cp", "experts": "edp"}  # along which each bucket is sharded
-_SHARDED = ("reduce_scatter", "all_gather")
 
 
 def bucket_of(name: str) -> str:
@@ -128,7 +127,7 @@ class Zero1(Trainer):
 class ZeroMixture(Mixture):
     """The mixture of experts whose optimizer is sharded."""
 
-    patterns = PATTERNS | {"dp_cp": _SHARDED, "edp": _SHARDED}
+    patterns = SHARDED
 
     def make(self, dtype: torch.dtype) -> Trainer:
         """A rank's part."""

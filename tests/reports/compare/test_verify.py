@@ -26,7 +26,7 @@ def finished(directory: Path) -> dict[str, bytes]:
 
 
 def faults(directory: Path) -> list[str]:
-    return list(verify.faults(directory, verify.scanned(directory)))
+    return list(verify.faults(directory, scan(directory / FILES[0])))
 
 
 def edited(data: bytes, draw: random.Random) -> tuple[bytes, int]:

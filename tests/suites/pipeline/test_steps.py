@@ -13,9 +13,9 @@ from torch.distributed import pipelining
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.calibrated import calibrated_work
 from suites.pipeline import steps
-from suites.pipeline.recorder import Held, Recorder
+from suites.pipeline.recorder import Held
 from suites.pipeline.schedules import PLANS, Op, Plan, Shape, between_parts, crossings
-from suites.pipeline.stages import Pipeline, Problem, RecordedStage, stepped, torchs
+from suites.pipeline.stages import Pipeline, Problem
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import red, run_steps
 from tests.teeth.bug import replaced
@@ -242,37 +242,6 @@ def test_a_schedule_that_torch_does_not_have_yet_is_not_applicable() -> None:
         return str(refused.value)
 
     assert all("has no ScheduleDualPipeV" in said for said in run_world(2, without))
-
-
-def test_a_schedule_that_sends_to_its_own_rank_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelining, "ScheduleZBVZeroBubble", pipelining.ScheduleGPipe)
-    with pytest.raises(Unsupported, match=r"ScheduleZBVZeroBubble of torch .* sends to its own rank"):
-        torchs("zbv")
-
-
-class _Older:
-    """A schedule of torch before 2.10: it cannot be told to give no outputs, and merges them all."""
-
-    def step(self, *args: Any, target: Any = None, losses: Any = None) -> Any:
-        losses.append(target - args[0])
-        return self._merge_outputs([1])
-
-    def _merge_outputs(self, _: list[int]) -> None:
-        raise AssertionError("nobody reads them")
-
-
-def test_a_torch_that_keeps_outputs_is_not_let(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(context(0, 1), Held([]))
-    assert stepped(_Older(), recorder, torch.tensor(1), torch.tensor(3)) == [2]
-
-    def keeps(self: Any, _: int) -> int:
-        self.output_chunks.append(7)
-        return 7
-
-    monkeypatch.setattr(pipelining.PipelineStage, "forward_one_chunk", keeps)
-    stage: Any = RecordedStage.__new__(RecordedStage)
-    stage.recorder, stage.stage_index, stage.output_chunks = recorder, 0, []
-    assert (stage.forward_one_chunk(0), stage.output_chunks) == (7, [])
 
 
 def test_backwards_wait_between_their_parts_where_weights_are_put_off() -> None:

@@ -33,14 +33,22 @@ def after(name: str, damage: Callable[..., None]) -> Patch:
 
 
 def sent(change: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
-    """Send something else in place of a payload."""
+    """Send something else in place of a payload.
+
+    Operations that are used again are left as they were: a bit that is flipped twice is right again.
+    """
 
     def make(real: Call) -> Call:
         def patched(operations: list[dist.P2POp]) -> Any:
+            given = [one.tensor for one in operations]
             for one in operations:
                 if one.op is dist.isend:
                     one.tensor = change(one.tensor)
-            return real(operations)
+            try:
+                return real(operations)
+            finally:
+                for one, tensor in zip(operations, given, strict=True):
+                    one.tensor = tensor
 
         return patched
 
