@@ -18,6 +18,9 @@ def test_it_can_be_interrupted():
     assert not FAILS
     assert os.sched_getscheduler(0) == os.POLICY
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if os.path.exists("/proc/self/autogroup"):
+        with open("/proc/self/autogroup") as group:
+            assert ("nice 19" in group.read()) == ("POLICY" == "SCHED_IDLE")
     sum(range(3_000_000))
 """
 
@@ -42,6 +45,18 @@ def test_parts_run_beside_each_other_and_each_is_told(
     assert "1 passed" in str(found["green"])
     assert "1 failed" in str(found["red"])
     assert all(0 < one.cpu_s < 60 for one in found.values())
+
+
+def test_a_part_in_a_session_of_its_own_ends_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LOGS", tmp_path)
+    (quick := tmp_path / "test_quick.py").write_text("def test_it(): pass\n")
+    (slow := tmp_path / "test_slow.py").write_text("import time\ndef test_it(): time.sleep(600)\n")
+    running = run([Part("quick", (str(quick),)), Part("slow", (str(slow),), idle=True)])
+    assert next(running).part.name == "quick"
+    running.close()
+    assert "KeyboardInterrupt" in (tmp_path / "slow.log").read_text()
 
 
 def test_every_test_is_in_one_part() -> None:
