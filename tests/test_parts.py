@@ -55,7 +55,7 @@ def test_a_part_in_a_session_of_its_own_ends_with_the_rest(
     (slow := tmp_path / "test_slow.py").write_text("import time\ndef test_it(): time.sleep(600)\n")
     running = run([Part("quick", (str(quick),)), Part("slow", (str(slow),), idle=True)])
     assert next(running).part.name == "quick"
-    running.close()
+    del running
     assert "KeyboardInterrupt" in (tmp_path / "slow.log").read_text()
 
 

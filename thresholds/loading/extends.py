@@ -31,9 +31,10 @@ def shipped() -> dict[str, Path]:
 def unknown_name(name: str) -> str:
     """Say that no shipped file has this name, and which is near."""
     known = shipped()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    return f"no hardware file of that name; {hint}. A file of your own is named by its path"
+    found = [one for one in known if name.lower() in one] or difflib.get_close_matches(name, known, n=1)
+    near, far = f"did you mean {' or '.join(found)}?", f"known are {', '.join(known)}."
+    hint = near if name and found else far
+    return f"no hardware file of that name; {hint} A file of your own is named by its path"
 
 
 def contents(path: Path) -> bytes:

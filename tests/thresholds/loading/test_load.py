@@ -212,6 +212,8 @@ def test_names_resolve_to_shipped_files_and_paths_to_themselves() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(HardwareFileError, match=r"did you mean h100-sxm5-ndr400\?"):
         resolve("h100-sxm5-ndr200")
+    with pytest.raises(HardwareFileError, match=r"did you mean .*h100-roce400 or .* or oci-h100\?"):
+        resolve("H100")
     with pytest.raises(HardwareFileError, match=r"known are .*cpu-local, .*h100"):
         resolve("zebra")
 
