@@ -9,13 +9,13 @@ takes P = exp(S - l) of the whole row, so that tiles add up (as in zhuzilin/ring
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fixtures.ranks.steps import Unsupported
+from fixtures.ranks.study.models import repeatable
 from suites.context.layout import Layout
 from suites.context.ring_attention import (
     GRADIENTS,
@@ -92,20 +92,8 @@ class Kernel:
         queries, keys, *random = self.beside
         lengths = q.shape[2], k.shape[2]
         call = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        with _repeatable():
+        with repeatable():
             return call(grad, *qkv, out, norm, queries, keys, *lengths, 0.0, causal, *random)
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Let sums be taken in one order: a second run must have the same bits."""
-    before = torch.are_deterministic_algorithms_enabled()
-    warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warned)
 
 
 def attend(q: Tensor, blocks: Blocks, layout: Layout, tally: Tally, kernel: Kernel) -> tuple[Tensor, Tensor]:

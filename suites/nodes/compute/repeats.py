@@ -18,7 +18,7 @@ import torch
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.models import Block, seeded
+from fixtures.ranks.study.models import Block, repeatable, seeded
 from suites.nodes.compute.wrong import Corruption, unlike
 
 MOST_KINDS = 4
@@ -87,7 +87,8 @@ def repeated(ctx: Context, repeats: int) -> dict[str, Any]:
 def _kinds(ctx: Context, run: Run, repeats: int) -> list[Kind]:
     kinds: list[Kind] = []
     for number in range(repeats):
-        result = torch.cat([one.detach().flatten() for one in run()])
+        with repeatable():
+            result = torch.cat([one.detach().flatten() for one in run()])
         bits = result.view(torch.uint8)
         same = next((kind for kind in kinds if torch.equal(kind.result.view(torch.uint8), bits)), None)
         if same is not None:
