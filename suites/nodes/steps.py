@@ -55,16 +55,18 @@ def host_links(ctx: Context) -> dict[str, Any]:
     """Time pinned copies to and from the device, and read its PCIe link while they run."""
     links.refuse_cpu(ctx, "link between it and the host")
     count = links.HOST_BYTES // 8
-    near = torch.empty(count, dtype=torch.int64, pin_memory=True)
-    far = torch.empty(count, dtype=torch.int64, device=ctx.device)
-    series, wrong = links.host(ctx, near, far)
+    with pcie.beside(pcie.place_of(ctx.device)) as memory_at:
+        near = torch.empty(count, dtype=torch.int64, pin_memory=True)
+        far = torch.empty(count, dtype=torch.int64, device=ctx.device)
+        series, wrong = links.host(ctx, near, far)
 
-    def load() -> None:
-        far.copy_(near, non_blocking=True)
-        timing.complete(ctx)
+        def load() -> None:
+            far.copy_(near, non_blocking=True)
+            timing.complete(ctx)
 
-    ctx.progress.phase("link under load")
-    return {"series": series, "wrong": wrong, "pcie": pcie.under_load(ctx.device, load)}
+        ctx.progress.phase("link under load")
+        link = pcie.under_load(ctx.device, load)
+    return {"series": series, "wrong": wrong, "pcie": link | memory_at}
 
 
 @step
@@ -76,12 +78,13 @@ def peer_links(ctx: Context) -> dict[str, Any]:
     if torch.cuda.device_count() < ctx.size:
         raise RuntimeError(f"this rank sees {torch.cuda.device_count()} of the node's {ctx.size} devices")
     devices = [torch.device("cuda", local) for local in ctx.local_ranks]
-    if ctx.rank != 0:
-        timing.barrier(ctx)
-        return {"wrong": []}
-    pairs, wrong = links.peers(ctx, devices)
-    timing.barrier(ctx)
-    return {"pairs": pairs, "wrong": wrong, "access": links.access(devices)}
+
+    def measured(alone: Context) -> dict[str, Any]:
+        links.touch(devices)
+        pairs, wrong = links.peers(alone, devices)
+        return {"pairs": pairs, "wrong": wrong, "access": links.access(devices)}
+
+    return timing.first_alone(ctx, measured) or {"wrong": []}
 
 
 @step

@@ -88,6 +88,20 @@ def _pair(
     return {"from": source, "to": target, "amount": float(size_bytes), "seconds": samples.seconds}
 
 
+def touch(devices: Sequence[torch.device]) -> None:
+    """Open a context on every device; Unsupported where each belongs to the process that has it."""
+    for device in devices:
+        try:
+            torch.empty(1, device=device)
+        except RuntimeError as error:
+            if "busy or unavailable" not in str(error):
+                raise
+            raise Unsupported(
+                f"{device} lets no second process in, so that nobody can copy between two devices: "
+                "its compute mode is exclusive (nvidia-smi -c DEFAULT changes it)"
+            ) from error
+
+
 def access(devices: Sequence[torch.device]) -> list[list[bool]]:
     """Whether each device may read another's memory without the host between."""
     return [

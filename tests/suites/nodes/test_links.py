@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.ranks import timing
 from fixtures.ranks.steps import Context, Unsupported
 from suites.nodes import steps
 from suites.nodes.compute import links, pcie
@@ -102,6 +106,75 @@ def test_copies_that_do_not_happen_are_seen() -> None:
         ((lost, *_),) = [links.host(context_alone(), memory(), memory())[1]]
     assert {one["found"] for one in wrong} == {"0x0000000000000000"}
     assert lost["collective"] == "host to device"
+
+
+def test_the_others_wait_without_a_kernel_until_the_first_rank_has_measured() -> None:
+    def run(ctx: Context) -> Any:
+        return [timing.first_alone(ctx, lambda alone: alone.alone) for _ in range(2)]
+
+    def slowly(ctx: Context) -> Any:
+        def measured(alone: Context) -> float:
+            time.sleep(0.3)  # a measurement takes a while
+            return time.monotonic()
+
+        return timing.first_alone(ctx, measured), time.monotonic()
+
+    assert run_world(3, run) == [[True, True], [None, None], [None, None]]
+    (ended, _), *waited = run_world(3, slowly)
+    assert all(found is None and at >= ended for found, at in waited)
+
+
+def test_what_the_first_rank_lacks_all_of_them_say() -> None:
+    def run(ctx: Context) -> Any:
+        def measured(alone: Context) -> None:
+            raise Unsupported("one process to a device")
+
+        with pytest.raises(Unsupported, match="one process to a device"):
+            timing.first_alone(ctx, measured)
+        return True
+
+    assert run_world(2, run) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", Unsupported),
+        ("CUDA error: out of memory", RuntimeError),
+    ],
+)
+def test_devices_that_let_one_process_in_have_no_links_to_measure(
+    said: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(kind, match=r"compute mode is exclusive|out of memory"):
+        links.touch(CPUS)
+
+
+def pci(tmp_path: Path, cpus: str) -> Path:
+    (tmp_path / "local_cpulist").write_text(f"{cpus}\n")
+    (tmp_path / "numa_node").write_text("1\n")
+    return tmp_path
+
+
+def test_what_is_copied_lies_beside_the_device_and_afterwards_all_is_as_before(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    one = min(before)
+    with contextlib.suppress(LookupError), pcie.beside(pci(tmp_path, f"{one},4090-4095")) as said:
+        assert (os.sched_getaffinity(0), said) == ({one}, {"numa": 1})
+        raise LookupError
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("cpus", ["4090-4095", "", "all"])
+def test_without_a_cpu_beside_it_a_process_stays_where_it_is_and_says_why(tmp_path: Path, cpus: str) -> None:
+    before = os.sched_getaffinity(0)
+    with pcie.beside(pci(tmp_path, cpus)) as said:
+        assert os.sched_getaffinity(0) == before
+    assert list(said) == ["numa_unknown"]
 
 
 def context_alone() -> Context:
