@@ -5,6 +5,7 @@ python -m tests.parts
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import select
@@ -63,7 +64,7 @@ WORLDS = ("tests/suites", "tests/teeth")
 FAULTS = Part("faults", ("tests/faults",))
 # Planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. They wait
 # for half of their time, which is enough for worlds of ranks that nothing measures.
-TOGETHER = (
+STAGES = (
     (FAULTS, Part("worlds", WORLDS, idle=True)),
     (
         Part("fixtures", ("tests/fixtures",)),
@@ -106,14 +107,18 @@ def log_of(part: Part) -> Path:
     return LOGS / f"{part.name}.log"
 
 
-def run(parts: Sequence[Part]) -> Iterator[Ended]:
-    """Run them beside each other; each as it ends."""
-    began = time.monotonic()
-    running = {os.pidfd_open(process.pid): (process, part) for part in parts for process in [start(part)]}
+def run(*stages: Sequence[Part]) -> Iterator[Ended]:
+    """Run the parts of a stage beside each other; each as it ends. What is idle goes on beside the next."""
+    running: dict[int, tuple[subprocess.Popen[bytes], Part, float]] = {}
+    left = list(stages)
     try:
-        while running:
+        while left or running:
+            if left and all(part.idle for _, part, _ in running.values()):
+                for part in left.pop(0):
+                    process = start(part)
+                    running[os.pidfd_open(process.pid)] = process, part, time.monotonic()
             for ended in select.select(list(running), [], [])[0]:
-                process, part = running.pop(ended)
+                process, part, began = running.pop(ended)
                 os.close(ended)
                 _, status, used = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -121,7 +126,7 @@ def run(parts: Sequence[Part]) -> Iterator[Ended]:
                 wall_s, cpu_s = time.monotonic() - began, used.ru_utime + used.ru_stime
                 yield Ended(part, process.returncode, text, wall_s, cpu_s)
     finally:
-        for process, part in running.values():
+        for process, part, _ in running.values():
             if part.idle:  # in a session of its own, where a terminal's ^C does not come
                 process.send_signal(signal.SIGINT)
                 process.wait()
@@ -153,10 +158,9 @@ def main() -> int:
     """Run everything; 0 when all parts are green and within the budget."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ended = []
-    for parts in (*TOGETHER, (alone(),)):
-        for one in run(parts):
-            print(one.text, flush=True)
-            ended.append(one)
+    for one in itertools.chain(run(*STAGES), run([alone()])):
+        print(one.text, flush=True)
+        ended.append(one)
     status, lines = report(ended)
     print("\n".join(lines))
     return status

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import parts
-from tests.parts import TOGETHER, Ended, Part, alone, report, run
+from tests.parts import STAGES, Ended, Part, alone, report, run
 
 CHECKS = """
 import os
@@ -59,8 +60,25 @@ def test_a_part_in_a_session_of_its_own_ends_with_the_rest(
     assert "KeyboardInterrupt" in (tmp_path / "slow.log").read_text()
 
 
+def test_a_stage_begins_when_only_what_is_idle_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "LOGS", tmp_path)
+    texts = {
+        "quick": "",
+        "long": f"import os, time\n    while not os.path.exists('{tmp_path}/next.ran'): time.sleep(0.01)",
+        "next": f"open('{tmp_path}/next.ran', 'x')",
+    }
+    made = []
+    for name, text in texts.items():
+        (file := tmp_path / f"test_{name}.py").write_text(f"def test_it():\n    {text or 'pass'}\n")
+        made.append(Part(name, (str(file),), idle=name == "long"))
+    ended = [one.part.name for one in run(made[:2], made[2:])]
+    assert (ended[0], sorted(ended)) == ("quick", ["long", "next", "quick"])
+
+
 def test_every_test_is_in_one_part() -> None:
-    *others, rest = itertools.chain(*TOGETHER)
+    *others, rest = itertools.chain(*STAGES)
     assert rest.paths == ("tests", *(f"--ignore={path}" for one in others for path in one.paths))
 
 
@@ -107,9 +125,10 @@ def test_main_runs_what_measures_this_machine_by_itself(
 ) -> None:
     order: list[list[str]] = []
 
-    def running(some: list[Part]) -> list[Ended]:
-        order.append([one.name for one in some])
-        return [ended(one.name, status=int(one.name == "worlds")) for one in some]
+    def running(*stages: Sequence[Part]) -> Iterator[Ended]:
+        for stage in stages:
+            order.append([one.name for one in stage])
+            yield from (ended(one.name, status=int(one.name == "worlds")) for one in stage)
 
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
