@@ -29,6 +29,7 @@ from fixtures.ranks.exact.compare import examine, keep
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.steps import Context, step
 from suites.collectives import link_probe
+from suites.collectives import pairs as two_by_two
 from suites.collectives import transport as ports
 
 _TRANSPORT_DTYPE = "int32"
@@ -146,6 +147,15 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
         keep(wrong, work.check(0))
     used = ports.describe(ctx.backend, before, after, sent, ranks=ctx.size, nodes=len(set(ctx.hosts)))
     return {"transport": used, "wrong": wrong}
+
+
+@step
+def pairs(
+    ctx: Context, *, size_bytes: int, rounds: list[list[list[str]]], iterations: int, budget_s: float
+) -> dict[str, Any]:
+    """Exchange with one node after the other, and compare what came."""
+    found, wrong = two_by_two.measured(ctx, size_bytes, rounds, iterations, budget_s)
+    return {"pairs": found, "wrong": wrong}
 
 
 @step

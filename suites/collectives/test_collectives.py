@@ -8,7 +8,7 @@ from functools import partial
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.judges import judging, peers
+from fixtures.check.judges import corruption, judging, pairs, peers
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case
 from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
 
@@ -33,6 +33,7 @@ IDENTITY = [
     for dtype in ("fp32", "bf16", "int64")
 ]
 TRANSPORT = [Case("collectives.transport")]
+PAIRS = [Case("collectives.pairs", selectors={"collective": "bisection"}, weight=LARGE)]
 
 
 def exact(collectives: Iterable[str], dtypes: Iterable[str], ops: Iterable[str] = ("sum",)) -> list[Case]:
@@ -71,6 +72,12 @@ def test_busbw_holds_its_floor(check: Check) -> None:
 @over(sweep(ACROSS, LARGE), NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_bisection_bandwidth_holds_its_floor(check: Check) -> None:
     """Bus bandwidth while every rank talks with the other half of the cluster."""
+    check.run()
+
+
+@over(PAIRS, NETWORK, ask=requests.pairs, judges=[corruption.right("exchanges"), pairs.judge])
+def test_no_node_is_behind_the_others_in_pairs(check: Check) -> None:
+    """Bus bandwidth of two nodes at a time: a slow node is slow with every partner."""
     check.run()
 
 

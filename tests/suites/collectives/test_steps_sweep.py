@@ -18,7 +18,7 @@ SIZES = [256, 4096, 1 << 16]
 
 
 def test_the_steps_are_registered_under_their_names() -> None:
-    names = {f"collectives.{name}" for name in ("exact", "sweep", "identity", "link", "transport")}
+    names = {f"collectives.{name}" for name in ("exact", "sweep", "identity", "link", "pairs", "transport")}
     assert {name for name in REGISTRY if name.startswith("collectives.")} == names
 
 
