@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reports.audit import head
 from reports.decision import NodeVerdict, RunVerdict, Standing, exit_status
-from reports.record import EndRecord, JobRecord, NodeRecord, Outcome, Record
+from reports.record import CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
 
 SCHEMA_VERSION = 1
@@ -43,6 +43,7 @@ def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> 
         "not_reported": [dataclasses.asdict(entry) for entry in verdict.not_reported],
         "faults": [dataclasses.asdict(fault) for fault in verdict.faults],
         "waits": waits(records),
+        "time": time_of(records),
         "made_of": _made_of(records, verdict, last),
     }
 
@@ -79,6 +80,32 @@ def waits(records: Sequence[Record]) -> list[dict[str, object]]:
         for job in jobs.values()
         if job.start_seconds is not None
     ]
+
+
+def _searched_s(check: CheckRecord) -> float:
+    search = check.recorded.get("search")
+    seconds = search.get("seconds") if isinstance(search, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
+def time_of(records: Sequence[Record]) -> dict[str, float]:
+    """Where the seconds of the run went; of groups beside each other the parts are more than the whole."""
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    searching = sum(_searched_s(check) for check in checks)
+    again = float(sum(repeat.seconds for check in checks for repeat in check.repeats))
+    jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
+    starting = float(sum(job.start_seconds or 0.0 for job in jobs.values()))
+    measuring = max(0.0, sum(check.seconds for check in checks) - searching - again)
+    whole = next((record.seconds for record in records if isinstance(record, EndRecord)), 0.0)
+    rest = max(0.0, whole - measuring - starting - searching - again)
+    parts = {
+        "measuring": measuring,
+        "starting jobs": starting,
+        "searching": searching,
+        "measuring again": again,
+        "connecting and the rest": rest,
+    }
+    return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
 def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from reports import verdict_file
 from reports.decision import decide
-from reports.record import Record
+from reports.record import CheckRecord, EndRecord, Outcome, Record, Repeat
 from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, check, green, green_checks, journal_of
@@ -36,6 +37,22 @@ def test_the_verdict_file_says_everything_that_a_gate_needs(tmp_path: Path) -> N
     assert data["blame"][0]["kind"] == "wrong data"
     assert data["blame"][0]["check"] == PAIR
     assert data["waits"] == [{"for": "the start of job job-1", "nodes": ["gpu01", "gpu02"], "seconds": 4.5}]
+
+
+def test_the_verdict_file_says_where_the_time_went() -> None:
+    searched = {"search": {"sentence": "n1", "rounds": 2, "seconds": 6.0}}
+    again = Repeat(("gpu01",), Outcome.PASS, seconds=3.0)
+    slow = replace(check(PAIR), seconds=20.0, recorded=searched, repeats=(again,))
+    records = [slow if getattr(one, "id", "") == PAIR else one for one in journal_of(*green_checks())]
+    records = [replace(one, seconds=40.0) if isinstance(one, EndRecord) else one for one in records]
+    others = sum(one.seconds for one in records if isinstance(one, CheckRecord) and one is not slow)
+    assert verdict_file.time_of(records) == {
+        "measuring": 11.0 + others,
+        "starting jobs": 4.5,
+        "searching": 6.0,
+        "measuring again": 3.0,
+        "connecting and the rest": 40.0 - 11.0 - others - 13.5,
+    }
 
 
 def test_the_verdict_file_lists_what_never_reported_and_what_cannot_be_believed() -> None:
