@@ -29,7 +29,15 @@ from typing import Annotated, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from reports.record import SCHEMA_VERSION, CheckRecord, EndRecord, Record, RunRecord
+from reports.record import (
+    SCHEMA_VERSION,
+    CheckRecord,
+    EndRecord,
+    JobRecord,
+    NodeRecord,
+    Record,
+    RunRecord,
+)
 from reports.text import scrub
 
 PARTS = "parts"  # the folder of what workers write until the run has taken it over
@@ -180,6 +188,13 @@ def parts(directory: Path, run_id: str) -> list[Path]:
         if isinstance(first, RunRecord) and first.run_id == run_id and not content.faults:
             found.append(path)
     return found
+
+
+def of_workers(path: Path, measurements: bool = True) -> Iterator[Record]:
+    """What a worker's journal adds to that of its run."""
+    for record in each(path, measurements):
+        if isinstance(record, NodeRecord | JobRecord | CheckRecord):
+            yield record
 
 
 def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:

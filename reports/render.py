@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports import answer, junit, verdict_file
+from reports.audit import head
 from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.decision import RunVerdict, decide, exit_status
-from reports.journal import UNKNOWN_STATUS, Scan, scan
-from reports.record import EndRecord, Record
+from reports.journal import UNKNOWN_STATUS, Scan, of_workers, parts, scan
+from reports.record import CheckRecord, EndRecord, Record
 from reports.text import write_file
 
 
@@ -51,7 +52,19 @@ def _read(journal: Path) -> tuple[list[Record], str]:
         content = scan(journal, measurements=False)
     except OSError as fault:
         return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
-    return load_scanned(content, journal.name), content.last
+    return _with_workers(load_scanned(content, journal.name), journal.parent), content.last
+
+
+def _with_workers(records: list[Record], directory: Path) -> list[Record]:
+    """Add what workers wrote of a run that has not taken it over yet: one that goes on, or was killed."""
+    run = head(records)
+    if run is None or any(isinstance(record, EndRecord) for record in records):
+        return records
+    known = {record.id for record in records if isinstance(record, CheckRecord)}
+    more = [
+        record for path in parts(directory, run.run_id) for record in of_workers(path, measurements=False)
+    ]
+    return [*records, *(one for one in more if not isinstance(one, CheckRecord) or one.id not in known)]
 
 
 def load_scanned(content: Scan, name: str) -> list[Record]:

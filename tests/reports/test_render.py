@@ -11,9 +11,9 @@ from reports import render
 from reports.__main__ import main
 from reports.begin import begin
 from reports.decision import Standing, decide, exit_status
-from reports.journal import scan
+from reports.journal import Journal, scan
 from reports.page import html
-from reports.record import BlameKind, Outcome
+from reports.record import BlameKind, CheckRecord, Outcome
 from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, blame, check, green, green_checks, journal_of
@@ -46,6 +46,23 @@ def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, *FAMILIES, "results.jsonl"}
     assert hosts(tmp_path / "accepted.txt") == ["gpu01 slots=8", "gpu02 slots=8"]
     assert errors(tmp_path / "junit.xml") == 0
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(tmp_path: Path, taken: int) -> None:
+    """It may have begun to take that over."""
+    run, plan, *found, _ = green()
+    checks = [record for record in found if isinstance(record, CheckRecord)]
+    making.save([run, plan, *checks[:taken]], tmp_path)
+    with Journal(tmp_path / "parts" / "00000.jsonl") as journal:
+        for record in (run, *found):
+            journal.write(record)
+    assert render.render(tmp_path) == 2
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    counted = verdict["counts"]["checks"]
+    assert (counted["pass"], counted["not reported"]) == (len(checks), 0)
+    assert verdict["counts"]["nodes"]["accepted"] == 0
+    assert verdict["run"]["cut_short"]
 
 
 def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:
