@@ -6,10 +6,14 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 from tests.lab.pytest_support import require_lab
 
 __all__ = ["require_lab"]
+
+settings.register_profile("shared", deadline=None)  # another program may have the core for a second
+settings.load_profile("shared")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,7 +29,7 @@ def test_bounds_are_the_published_ones(hits: int, runs: int, low: float, high: f
     assert clopper_pearson(hits, runs) == pytest.approx((low, high), abs=1e-5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data(), st.integers(min_value=1, max_value=1000))
 def test_at_either_bound_the_observed_is_as_unlikely_as_the_confidence_allows(
     data: st.DataObject, runs: int

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.decision import Standing, decide
@@ -246,7 +246,6 @@ CHECKS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(CHECKS)
 def test_nothing_is_accepted_that_was_not_passed_by_every_planned_check(
     drawn: list[tuple[list[str], Outcome, BlameKind | None, bool]],

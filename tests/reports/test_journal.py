@@ -72,14 +72,13 @@ def test_every_record_comes_back_as_it_went(tmp_path: Path) -> None:
     assert read(making.save(making.green(), tmp_path)) == making.green()
 
 
-@settings(deadline=None)
 @given(CHECKS)
 def test_any_text_comes_back_clean_and_nothing_else_is_lost(record: CheckRecord) -> None:
     line = json.dumps(encode(record), allow_nan=False)
     assert encode(decode(line)) == {"type": "check", **scrub(record)}  # type: ignore[dict-item]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.lists(CHECKS, max_size=4))
 def test_a_journal_of_any_texts_is_read_back_whole(tmp_path: Path, checks: list[CheckRecord]) -> None:
     path = making.save([making.run(), *checks], tmp_path)

@@ -286,7 +286,7 @@ def test_a_tombstone_has_the_name_of_the_run_itself(tmp_path: Path) -> None:
 ILLEGAL = st.text(st.characters(exclude_categories=()), max_size=40)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(ILLEGAL, ILLEGAL, ILLEGAL, st.sampled_from(Outcome))
 def test_no_text_can_break_the_xml(tmp_path: Path, name: str, text: str, kind: str, outcome: Outcome) -> None:
     made = check(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.record import Outcome
@@ -33,7 +33,6 @@ def test_terminal_escapes_and_control_bytes_go(dirty: str, tidy: str) -> None:
     assert clean(dirty) == tidy
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_clean_text_is_utf8_without_controls_and_stays_as_it_is(text: str) -> None:
     tidy = clean(text)

@@ -30,9 +30,7 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 SOUND = [json.dumps(encode(record)) for record in Script(number=4).records()]
-EXAMPLES = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
