@@ -33,6 +33,9 @@ def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
         names = ", ".join(hardware.name for hardware in matching)
         lines = [f"several hardware files match ({said}): {names}; name one with --hardware"]
         lines += [f"  {line}" for line in _apart(matching, facts)]
+    elif alone:
+        name, why = candidates[0].name, "; ".join(differences(candidates[0], facts))
+        lines = [f"{name} is for other hardware: {why}; name another file, or look for what is missing"]
     else:
         lines = [f"no hardware file matches ({said}); name one with --hardware, or run with --hardware none"]
         lines += [f"  {line}" for line in _nearest(candidates, facts)]

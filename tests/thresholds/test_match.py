@@ -61,6 +61,16 @@ def test_no_match_is_explained_field_by_field() -> None:
     assert "fabric must be infiniband, and the nodes did not say" in text
 
 
+def test_a_file_that_was_named_says_what_it_is_for_and_what_the_node_shows() -> None:
+    named = [shipped()["h100-sxm5-ndr400"]]
+    with pytest.raises(RecogniseError) as caught:
+        recognise({"gpu": "none", "gpu_count": 0, "fabric": "infiniband"}, named)
+    assert str(caught.value) == (
+        "h100-sxm5-ndr400 is for other hardware: gpu must be NVIDIA H100 80GB HBM3, and is none; "
+        "name another file, or look for what is missing"
+    )
+
+
 def test_nothing_said_matches_nothing() -> None:
     with pytest.raises(RecogniseError, match="matches \\(nothing\\)"):
         recognise({})
