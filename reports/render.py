@@ -57,14 +57,15 @@ def _read(journal: Path) -> tuple[list[Record], str]:
 
 def _with_workers(records: list[Record], directory: Path) -> list[Record]:
     """Add what workers wrote of a run that has not taken it over yet: one that goes on, or was killed."""
-    run = head(records)
-    if run is None or any(isinstance(record, EndRecord) for record in records):
+    run, ends = head(records), [record for record in records if isinstance(record, EndRecord)]
+    if run is None or any(end.pytest_status != UNKNOWN_STATUS for end in ends):
         return records
     known = {record.id for record in records if isinstance(record, CheckRecord)}
     more = [
         record for path in parts(directory, run.run_id) for record in of_workers(path, measurements=False)
     ]
-    return [*records, *(one for one in more if not isinstance(one, CheckRecord) or one.id not in known)]
+    more = [one for one in more if not isinstance(one, CheckRecord) or one.id not in known]
+    return [*(record for record in records if record not in ends), *more, *ends]
 
 
 def load_scanned(content: Scan, name: str) -> list[Record]:

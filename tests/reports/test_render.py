@@ -48,12 +48,15 @@ def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) ->
     assert errors(tmp_path / "junit.xml") == 0
 
 
-@pytest.mark.parametrize("taken", [0, 1])
-def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(tmp_path: Path, taken: int) -> None:
-    """It may have begun to take that over."""
+@pytest.mark.parametrize(("taken", "torn"), [(0, b""), (1, b""), (1, b'{"type":"check"')])
+def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(
+    tmp_path: Path, taken: int, torn: bytes
+) -> None:
+    """It may have begun to take that over, and may have been killed while it wrote a line."""
     run, plan, *found, _ = green()
     checks = [record for record in found if isinstance(record, CheckRecord)]
-    making.save([run, plan, *checks[:taken]], tmp_path)
+    path = making.save([run, plan, *checks[:taken]], tmp_path)
+    path.write_bytes(path.read_bytes() + torn)
     with Journal(tmp_path / "parts" / "00000.jsonl") as journal:
         for record in (run, *found):
             journal.write(record)
