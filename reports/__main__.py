@@ -1,17 +1,17 @@
-"""`python -m reports render | diff | history`: reports from journals, also of a run that was killed."""
+"""`python -m reports render | diff | history | metrics`: reports from journals, also of a run that was killed."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from reports.answer import console_lines
 from reports.begin import CASES, JOURNAL, UNUSABLE
-from reports.compare import diff
-from reports.compare.runs import UnreadableError, read, table
+from reports.compare import diff, metrics
+from reports.compare.runs import Run, UnreadableError, read, table
 from reports.decision import decide
 from reports.render import load, render
 from reports.text import clean
@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     many = commands.add_parser("history", help="the judged figures of many runs, oldest first")
     many.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
     many.set_defaults(run=_history)
+    last = commands.add_parser("metrics", help="the newest verdict of every node, as a Prometheus textfile")
+    last.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
+    last.set_defaults(run=_metrics)
     return parser
 
 
@@ -72,12 +75,25 @@ def _diff(chosen: argparse.Namespace) -> int:
 
 
 def _history(chosen: argparse.Namespace) -> int:
-    never = [place for place in chosen.runs if place.is_dir() and not (place / JOURNAL).exists()]
-    for line in table([read(place) for place in chosen.runs if place not in never]):
+    return _print(table(_begun(chosen.runs)))
+
+
+def _metrics(chosen: argparse.Namespace) -> int:
+    return _print(metrics.lines(_begun(chosen.runs)))
+
+
+def _print(lines: Iterable[str]) -> int:
+    for line in lines:
         print(clean(line))
+    return 0
+
+
+def _begun(places: Sequence[Path]) -> list[Run]:
+    """Read the runs that began, and say of which places that is not so."""
+    never = [place for place in places if place.is_dir() and not (place / JOURNAL).exists()]
     for place in never:
         print(f"{place}: no run began there", file=sys.stderr)
-    return 0
+    return [read(place) for place in places if place not in never]
 
 
 if __name__ == "__main__":

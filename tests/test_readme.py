@@ -258,6 +258,21 @@ def test_the_jenkins_stage_takes_what_the_run_leaves_however_it_ends(checkout: P
     assert (checkout / re.findall(r"testResults: '(.*?)'", stage)[0]).is_file()
 
 
+@pytest.mark.parametrize("example", blocks("yaml"))
+def test_other_servers_find_a_red_report_however_the_run_ends(checkout: Path, example: str) -> None:
+    """Of a run that has not begun yet, and of one that never does."""
+    begin, accept = re.findall(r"^ *- (?:run: )?((?:make|\.venv).*)$", example, re.MULTILINE)
+    (answer,) = {checkout / place for place in re.findall(r"\banswer/", example)}
+    assert "always" in example
+    shutil.rmtree(answer, ignore_errors=True)
+    done = shell(begin.replace(" setup", ""), checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "<error" in (answer / "junit.xml").read_text()
+    shutil.rmtree(answer)
+    assert shell(accept.replace("nodes.txt", "wrong.txt"), checkout).returncode == 4
+    assert "<error" in (answer / "junit.xml").read_text()
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -1,0 +1,55 @@
+"""The last verdict of every node in Prometheus' text format, for node_exporter's textfile collector.
+
+The format: https://prometheus.io/docs/instrumenting/exposition_formats. A verdict is a state set: a series for
+each verdict that there is, of which one is 1, so that an alert needs no older series to vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from reports.compare.runs import Run
+from reports.decision import NodeVerdict, RunVerdict, Standing, decide
+from reports.record import EndRecord
+
+VERDICT, TIME = "shakedown_node_verdict", "shakedown_node_judged_timestamp_seconds"
+
+
+def lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Two metrics of each node that a run has judged, of its newest run; a selection of checks judges nobody."""
+    newest: dict[str, tuple[Run, RunVerdict, NodeVerdict]] = {}
+    for run in sorted(runs, key=_ended):
+        verdict = decide(run.records)
+        if not verdict.selection:
+            newest.update({node.node: (run, verdict, node) for node in verdict.nodes})
+    yield f"# HELP {VERDICT} What the newest run says of the node: 1 for that verdict, 0 for others."
+    yield f"# TYPE {VERDICT} gauge"
+    for name, (_, verdict, node) in sorted(newest.items()):
+        for standing in Standing:
+            about = {
+                "node": name,
+                "verdict": standing.value,
+                "workload": verdict.workload,
+                "hardware": verdict.hardware,
+            }
+            yield f"{VERDICT}{_labels(about)} {int(node.standing is standing)}"
+    yield f"# HELP {TIME} When the newest acceptance run of the node ended, in seconds since 1970 (UTC)."
+    yield f"# TYPE {TIME} gauge"
+    for name, (run, _, _) in sorted(newest.items()):
+        yield f"{TIME}{_labels({'node': name})} {_ended(run):.0f}"
+
+
+def _ended(run: Run) -> float:
+    """Give the end of a run, or the start of one that was cut off before it."""
+    end = next((record.ended for record in run.records if isinstance(record, EndRecord)), run.first.started)
+    return datetime.fromisoformat(end).timestamp()
+
+
+def _labels(about: dict[str, str]) -> str:
+    told = [f'{name}="{_escaped(value)}"' for name, value in about.items()]
+    return "{" + ",".join(told) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
