@@ -1,4 +1,4 @@
-"""`python -m reports render | diff | history | metrics`: reports from journals, also of a run that was killed."""
+"""`python -m reports render | diff | history | metrics`: reports from journals, of killed runs too."""
 
 from __future__ import annotations
 

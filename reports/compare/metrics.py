@@ -1,7 +1,7 @@
 """The last verdict of every node in Prometheus' text format, for node_exporter's textfile collector.
 
-The format: https://prometheus.io/docs/instrumenting/exposition_formats. A verdict is a state set: a series for
-each verdict that there is, of which one is 1, so that an alert needs no older series to vanish.
+The format: https://prometheus.io/docs/instrumenting/exposition_formats. A verdict is a state set: a
+series for each verdict that there is, of which one is 1, so that an alert needs no older series to vanish.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERDICT, TIME = "shakedown_node_verdict", "shakedown_node_judged_timestamp_secon
 
 
 def lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Two metrics of each node that a run has judged, of its newest run; a selection of checks judges nobody."""
+    """Two metrics of each node, by its newest run. A run of selected checks judges nobody."""
     newest: dict[str, tuple[Run, RunVerdict, NodeVerdict]] = {}
     for run in sorted(runs, key=_ended):
         verdict = decide(run.records)
