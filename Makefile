@@ -5,9 +5,10 @@
 #   make test                                            test the tester (Linux; the lab needs root)
 #
 # and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the catalogue
-# of faults: hours; ARGS="-k link"); make gpu (what one GPU shows of the tester: ten minutes); make versions (the
-# suite on older versions of torch); make lint; make lab ARGS="--nodes 4 --rate 200mbit"; make setup; make clean;
-# make begin (a red report in the place of the last one, which make accept leaves first).
+# of faults: hours; ARGS="-k link"); make chaos (random faults: ARGS="--minutes 5 --seed 1"); make gpu (what one GPU
+# shows of the tester: ten minutes); make versions (the suite on older versions of torch); make lint; make lab
+# ARGS="--nodes 4 --rate 200mbit"; make setup; make clean; make begin (a red report in the place of the last one,
+# which make accept leaves first).
 #
 # Set-up happens when it is needed and costs nothing afterwards. `make` turns every exit status but 0 into
 # 2; a CI server that wants the status itself calls `make begin setup` and then `.venv/bin/pytest suites/ ...`.
@@ -22,7 +23,7 @@ SHELL       = /bin/sh
 .ONESHELL:
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: begin help accept test long timing faults gpu versions setup lint lab licences clean
+.PHONY: begin help accept test long timing faults chaos gpu versions setup lint lab licences clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -55,6 +56,9 @@ timing: .venv/.lab ## tests that need a quiet machine
 
 faults: .venv/.lab ## the catalogue of planted faults: hours, ARGS="-k link"
 	@$(BIN)/pytest tests/faults -m catalogue $(ARGS)
+
+chaos: .venv/.lab ## random faults for five minutes: ARGS="--minutes 5 --seed 1"
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 gpu: .venv/.test ## ten minutes on one GPU, with evidence: ARGS=DIRECTORY
 	@$(BIN)/python -m tests.gpu $(ARGS)
