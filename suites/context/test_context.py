@@ -7,7 +7,7 @@ from functools import partial
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
 from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
@@ -16,17 +16,18 @@ SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 quick = partial(case_of, weight=1.0)
+RING, GATHER, HEAD = Entries(12, 10, 8, 4, 2, 4), Entries(12, 10, 4, 2, 2, 4), Entries(12, 10, 4, 2, 2, 2)
 CONTEXT = [
-    quick("context.ring", "odd", **ODD, heads=1, causal=True),
-    quick("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True),
-    quick("context.all_gather_kv", "causal", **SIZES, causal=True),
-    quick("context.all_gather_kv", "full", **SIZES, causal=False),
-    quick("context.ring", "causal", **SIZES, causal=True),
-    quick("context.ring", "full", **SIZES, causal=False),
-    quick("context.zigzag", "causal", **SIZES),
-    quick("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True),
-    quick("context.ulysses", "full", **HEADS, kv_heads=0, causal=False),
-    quick("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True),
+    quick("context.ring", "odd", **ODD, heads=1, causal=True, holds=RING),
+    quick("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True, holds=HEAD),
+    quick("context.all_gather_kv", "causal", **SIZES, causal=True, holds=GATHER),
+    quick("context.all_gather_kv", "full", **SIZES, causal=False, holds=GATHER),
+    quick("context.ring", "causal", **SIZES, causal=True, holds=RING),
+    quick("context.ring", "full", **SIZES, causal=False, holds=RING),
+    quick("context.zigzag", "causal", **SIZES, holds=RING),
+    quick("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True, holds=HEAD),
+    quick("context.ulysses", "full", **HEADS, kv_heads=0, causal=False, holds=HEAD),
+    quick("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True, holds=HEAD),
 ]
 RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag")]
 
@@ -56,10 +57,10 @@ def _tokens(model: Model, ranks: int) -> int:
 
 
 AT_SIZE = [  # with fused attention
-    at_size("context.all_gather_kv", of_ring, causal=True),
-    at_size("context.ring", of_ring, causal=True),
-    at_size("context.zigzag", of_ring),
-    at_size("context.ulysses", of_heads, causal=True),
+    at_size("context.all_gather_kv", of_ring, causal=True, holds=Entries(6, 5, 2, 1)),
+    at_size("context.ring", of_ring, causal=True, holds=Entries(6, 5, 4, 2)),
+    at_size("context.zigzag", of_ring, holds=Entries(6, 5, 4, 2)),
+    at_size("context.ulysses", of_heads, causal=True, holds=Entries(6, 5, 2, 1)),
 ]
 
 

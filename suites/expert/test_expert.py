@@ -9,14 +9,14 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
 from thresholds.hardware import Model
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
-LAYER = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
+LAYER: dict[str, Any] = {"tokens_per_rank": 16, "experts_per_rank": 4, "top_k": 2}
 # The sizes of expert parallelism that a larger world is divided into.
 PARTS = {"cpu": [2, 4], "cuda": [8, 16, 32, 64]}
-LIMITED = {
+LIMITED: dict[str, Any] = {
     "tokens_per_rank": 32,
     "experts_per_rank": 4,
     "top_k": 4,
@@ -31,7 +31,7 @@ SIZES = {
     "normal": {"cpu": [64, 256, 4], "cuda": [4096, 7168, 8]},
     "low_latency": {"cpu": [8, 256, 4], "cuda": [128, 7168, 8]},
 }
-TIMED = {"iterations": 20, "budget_s": 1.0}
+TIMED: dict[str, Any] = {"iterations": 20, "budget_s": 1.0}
 APART: dict[str, Any] = {
     "routing": "skewed",
     "tokens_per_batch": 8,
@@ -52,38 +52,77 @@ def sized(step: str, entry: str, **more: Any) -> Case:  # noqa: ANN401 - whateve
     return replace(case, sized=entry)
 
 
-TOKENS = [case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER) for kind in ROUTINGS]
+OF_TOKENS = Entries(3, 3, 2, 0, 1, 2)
+OF_LAYER = Entries(10, 10, 4, 4, 2, 4)
+TOKENS = [
+    case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
+    for kind in ROUTINGS
+]
 # In words of 16 bytes something is left of a row of 47 numbers.
 ODD = [
-    case_of("expert.parity", "odd", routing="skewed", hidden=47, inner=23, **{**LAYER, "tokens_per_rank": 13})
+    case_of(
+        "expert.parity",
+        "odd",
+        routing="skewed",
+        hidden=47,
+        inner=23,
+        **{**LAYER, "tokens_per_rank": 13},
+        holds=OF_LAYER,
+    )
 ]
-PARITY = [case_of("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER) for kind in ROUTINGS]
+PARITY = [
+    case_of("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER, holds=OF_LAYER)
+    for kind in ROUTINGS
+]
 # Skewed tokens are too many for some experts, balanced ones for none.
 CAPPED = [
-    case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER)
+    replace(
+        case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
+        holds=Entries(18, 12, 4, 4, 2, 4),
+    )
     for kind in ("balanced", "skewed")
 ]
-GROUPS = [case_of("expert.group_limited", **LIMITED)]
-NORMAL = [sized("expert.throughput", "normal")]
+GROUPS = [case_of("expert.group_limited", **LIMITED, holds=Entries(4, 2, 2, 0, 0, 1))]
+OF_SPEED = Entries(4, 2, 1, 0, 1, 1)
+NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
-    replace(sized("expert.throughput", "low_latency"), selectors={"step": "expert.throughput at decode size"})
+    replace(
+        sized("expert.throughput", "low_latency", holds=OF_SPEED),
+        selectors={"step": "expert.throughput at decode size"},
+    )
 ]
-DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS)]
+DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS, holds=Entries(7, 5, 3, 0, 2, 3))]
 # M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
+
+
+def apart(micro_batches: int) -> Entries:
+    """Give what an attention rank says; an expert rank says more."""
+    return Entries(2 + micro_batches, 3 + 12 * micro_batches, 6, delivered=3)
+
+
 PING_PONG = [
-    *(case_of("expert.m2n", f"{count}_batches", micro_batches=count, **APART) for count in (1, 2, 3)),
     *(
-        case_of("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART)
+        case_of("expert.m2n", f"{count}_batches", micro_batches=count, **APART, holds=apart(count))
+        for count in (1, 2, 3)
+    ),
+    *(
+        case_of("expert.m2n", f"{m}_to_{n}", micro_batches=2, share=[m, n], **APART, holds=apart(2))
         for m, n in ((1, 3), (3, 1))
     ),
 ]
 IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
-PATTERN = [replace(case_of("expert.m2n_speed", sizes=EDGES, **TIMED), sized="m2n")]
-CARRIED = {"hidden": 256, "inner": 64}  # DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes
+PATTERN = [
+    replace(case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=Entries(16, 8, 8, 0, 0, 8)), sized="m2n")
+]
+CARRIED: dict[str, Any] = {
+    "hidden": 256,
+    "inner": 64,
+}  # DeepEP carries bf16 alone, and its rows are made of 32 x 16 bytes
 ENGINE = [
     replace(
         case_of("expert.deepep", kind, routing=kind, sizes=SIZES["normal"], **CARRIED, **LAYER, **TIMED),
+        holds=Entries(16, 5, 1, 2),
         sized="normal",
         engine="deepep",
     )
@@ -106,9 +145,10 @@ def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
 
 
 of_decoding = partial(of_training, fewer=32)
+LARGE = Entries(5, 5, 2, 2)
 AT_SIZE = [
-    at_size("expert.parity", of_training, "training", routing="skewed"),
-    at_size("expert.parity", of_decoding, "decoding", routing="balanced"),
+    at_size("expert.parity", of_training, "training", routing="skewed", holds=LARGE),
+    at_size("expert.parity", of_decoding, "decoding", routing="balanced", holds=LARGE),
 ]
 ALL = [*TOKENS, *ODD, *PARITY, *CAPPED, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
 

@@ -7,7 +7,7 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, judging, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
 from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -25,17 +25,18 @@ EDGES: dict[str, Any] = {
 }
 
 
-SCHEDULES = [
-    case_of(step, **SIZE, weight=8.0)
-    for step in (
-        "pipeline.gpipe",
-        "pipeline.one_f_one_b",
-        "pipeline.interleaved",
-        "pipeline.zero_bubble",
-        "pipeline.zbv",
-        "pipeline.dualpipev",
-    )
-]
+# Of a rank with one stage, of one with two, and of one whose second stage is the last or whose first is.
+ONE, TWO, ENDS = Entries(18, 8, 4, 8, 2, 4), Entries(38, 18, 4, 8, 2, 4), Entries(34, 16, 4, 8, 2, 4)
+LARGE_ONE, LARGE_TWO, LARGE_ENDS = Entries(5, 4, 2, 4), Entries(10, 9, 2, 4), Entries(9, 8, 2, 4)
+STEPS = {
+    "pipeline.gpipe": (ONE, LARGE_ONE),
+    "pipeline.one_f_one_b": (ONE, LARGE_ONE),
+    "pipeline.interleaved": (TWO, LARGE_TWO),
+    "pipeline.zero_bubble": (TWO, LARGE_TWO),
+    "pipeline.zbv": (ENDS, LARGE_ENDS),
+    "pipeline.dualpipev": (ENDS, LARGE_ENDS),
+}
+SCHEDULES = [case_of(step, **SIZE, weight=8.0, holds=small) for step, (small, _) in STEPS.items()]
 
 
 def scaled(model: Model, ranks: int) -> dict[str, int]:
@@ -44,8 +45,8 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
     return {**SIZE, "width": model.hidden // 4, "rows": rows}
 
 
-AT_SIZE = [at_size(case.step, scaled, weight=8.0) for case in SCHEDULES]
-NEIGHBOURS = [case_of("pipeline.edges", **EDGES)]
+AT_SIZE = [at_size(step, scaled, weight=8.0, holds=large) for step, (_, large) in STEPS.items()]
+NEIGHBOURS = [case_of("pipeline.edges", **EDGES, holds=Entries(traffic=2))]
 
 
 @over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.parity, parallel.repeat])

@@ -8,7 +8,7 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
-from fixtures.check.plan import INSIDE, NETWORK, Case, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
 from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
@@ -26,25 +26,30 @@ def small(step: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatev
     return case_of(step, *words, **{**SMALL, **more})
 
 
+OF_DEEPSPEED = Entries(8, 28, 6, 8)
+
+
 def of_deepspeed(stage: int) -> Case:
     """Plan a stage of DeepSpeed's, which is judged when it is asked for."""
-    planned = small("zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed")
+    planned = small(
+        "zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed", holds=OF_DEEPSPEED
+    )
     return replace(planned, engine="deepspeed")
 
 
-HYBRID = small("zero.hsdp")
+HYBRID = small("zero.hsdp", holds=Entries(30, 28, 6, 8, 2, 6))
 STEPS = [
-    small("zero.ddp", micro_batches=4),
-    small("zero.zero1", **REAL),
-    small("zero.zero2", **DEEP, **REAL),
-    small("zero.zero3", **DEEP, **REAL),
-    small("zero.fsdp", **DEEPER, **REAL),
-    small("zero.fsdp_prefetch", **DEEPER, speed=FAST),
-    small("zero.fsdp_mixed"),
+    small("zero.ddp", micro_batches=4, holds=Entries(104, 84, 6, 18, 6, 18)),
+    small("zero.zero1", **REAL, holds=Entries(30, 26, 10, 24, 4, 10)),
+    small("zero.zero2", **DEEP, **REAL, holds=Entries(38, 34, 10, 24, 4, 10)),
+    small("zero.zero3", **DEEP, **REAL, holds=Entries(38, 34, 10, 24, 4, 10)),
+    small("zero.fsdp", **DEEPER, **REAL, holds=Entries(220, 212, 20, 32, 8, 20)),
+    small("zero.fsdp_prefetch", **DEEPER, speed=FAST, holds=Entries(159, 76, 4, 8, 2, 4)),
+    small("zero.fsdp_mixed", holds=Entries(22, 14, 2, 4, 1, 2)),
     HYBRID,
-    small("zero.zero_redundancy"),
-    small("zero.mixed_precision", micro_batches=2),
-    small("zero.recompute", dropout=0.5),
+    small("zero.zero_redundancy", holds=Entries(30, 28, 4, 6, 2, 6)),
+    small("zero.mixed_precision", micro_batches=2, holds=Entries(20, 12, 4, 10, 2, 4)),
+    small("zero.recompute", dropout=0.5, holds=Entries(94, 56, 4, 4, 4, 12)),
 ]
 
 PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
@@ -58,9 +63,18 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
     return {"width": model.hidden, "layers": model.layers, "rows": rows}
 
 
+LARGE = {
+    "zero1": Entries(4, 2, 2, 6, per_layer=(1, 2)),
+    "zero2": Entries(4, 2, 2, 6, per_layer=(1, 2)),
+    "zero3": Entries(4, 2, 2, 6, per_layer=(1, 2)),
+    "fsdp": Entries(4, 2, 2, 4, per_layer=(3, 6)),
+    "hsdp": Entries(4, 2, 3, 4, per_layer=(3, 6)),
+}
+BUCKETS = Entries(4, 2, 1, 3, per_layer=(3, 6))
 AT_SIZE = [
-    at_size("zero.ddp", scaled, steps=3, micro_batches=2),  # DDP lays its buckets out anew in the second
-    *(at_size(f"zero.{name}", scaled, steps=2) for name in ("zero1", "zero2", "zero3", "fsdp", "hsdp")),
+    # DDP lays its buckets out anew in the second step.
+    at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
+    *(at_size(f"zero.{name}", scaled, steps=2, holds=holds) for name, holds in LARGE.items()),
 ]
 
 # What is exchanged between GPUs in microseconds drowns in the host's own.
@@ -68,7 +82,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
 }
-OVERLAP = [case_of("zero.overlap", **PACED)]
+OVERLAP = [case_of("zero.overlap", **PACED, holds=Entries(12, 30, 2))]
 
 
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)

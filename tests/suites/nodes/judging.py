@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fixtures.check.findings import Findings
 from fixtures.check.judges import device_data, devices, repeatability
-from fixtures.check.plan import NODE, Case, Planned
+from fixtures.check.plan import NODE, Case, Entries, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.measurement import Measurement
 from tests.fixtures.check.answered import answered
@@ -41,9 +41,14 @@ def hardware(rows: dict[str, str], more: str = "") -> Hardware:
         return load(path)
 
 
-def target(measurement: Measurement, file: Hardware, metrics: tuple[str, ...] = ()) -> Target:
-    """Where a measurement of one node comes from."""
-    planned = Planned(Case(measurement.step), NODE, measurement.world.nodes, "case", metrics)
+def target(
+    measurement: Measurement,
+    file: Hardware,
+    metrics: tuple[str, ...] = (),
+    holds: Entries | None = Entries(),  # noqa: B008 - it is frozen
+) -> Target:
+    """Where a measurement of one node comes from; of the entries that its ranks say there is no least."""
+    planned = Planned(Case(measurement.step, holds=holds), NODE, measurement.world.nodes, "case", metrics)
     ranks = {measurement.world.nodes[0]: len(measurement.ranks)}
     return Target(planned, ranks, file, measurement.backend, {})
 
