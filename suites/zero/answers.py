@@ -14,13 +14,14 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import at_size
-from fixtures.ranks.study.driver import EXACT, WIDE, Entries, Form, answer, study
+from fixtures.ranks.study.driver import EXACT, Entries, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
 from suites.mesh import placement
-from suites.zero import ceilings
+from suites.zero import ceilings, issued
 from suites.zero.ceilings import SAVED_BY_BLOCK
 from suites.zero.flat import Zero1, Zero2, Zero3
+from suites.zero.issued import gathered_and_reduced, of_stage
 from suites.zero.training import Held, Task, Trained
 from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer
 
@@ -53,11 +54,7 @@ def replicated(
 
 def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
     """DDP whose optimizer broadcasts what each rank updated: so many elements each, or one fp32 number."""
-    layers, rank = task.layers, task.ctx.rank
-
-    def issued(item: int) -> Expected:
-        broadcast = sum(item * share or WIDE.itemsize for share in shares)
-        return {"all_reduce": (layers, item * task.elements), "broadcast": (task.ctx.size, broadcast)}
+    rank = task.ctx.rank
 
     def held(engine: ShardedOptimizer, item: int) -> Entries:
         return holds(engine, item * task.elements, item * task.elements, item * shares[rank])
@@ -65,7 +62,7 @@ def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
     return Trained(
         task,
         lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
-        issued,
+        lambda item: issued.owned(shares, task.layers, item),
         held,
         most=ceilings.owned(task, shares[rank]),
     )
@@ -87,7 +84,7 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
         Trained(
             task,
             partial(STAGES[number], task),
-            sharded(task, *_calls(number, task.micro_batches)),
+            sharded(task, *of_stage(number, task.micro_batches)),
             partial(_held, task, number),
             name,
             most=ceilings.stage(task, number),
@@ -98,12 +95,7 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
     if plain.ctx.at_size:
         return at_size(plain.ctx, techniques[0])
     told = answer(*(study(plain.ctx, one) for one in techniques))
-    return {**told, **sent_sharded(plain, _calls(number, 1)[0])}
-
-
-def _calls(number: int, micro_batches: int) -> tuple[int, int]:
-    """Count a block's all-gathers and reduce-scatters."""
-    return (1, 1, 2 * micro_batches)[number - 1], 1 if number == 1 else micro_batches
+    return {**told, **sent_sharded(plain, of_stage(number, 1)[0])}
 
 
 def _held(task: Task, number: int, engine: Zero1, item: int) -> Entries:
@@ -137,14 +129,7 @@ def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes
 def sharded(task: Task, gathers: int, reductions: int = 1) -> Callable[[int], Expected]:
     """Every block gathered and reduced so many times, in items of so many bytes."""
 
-    def issued(item: int) -> Expected:
-        psi, layers = item * task.elements, task.layers
-        return {
-            "reduce_scatter": (reductions * layers, reductions * psi),
-            "all_gather": (gathers * layers, gathers * psi),
-        }
-
-    return issued
+    return lambda item: gathered_and_reduced(item * task.elements, task.layers, gathers, reductions)
 
 
 def sent_sharded(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM) -> dict[str, Any]:
@@ -188,11 +173,7 @@ def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]
 
 def replicas(ctx: Context) -> tuple[int, int]:
     """Replicas and shards."""
-    counts = {ctx.hosts.count(host) for host in ctx.hosts}
-    nodes = len(set(ctx.hosts))
-    if nodes > 1 and len(counts) == 1 and min(counts) > 1:
-        return nodes, ctx.size // nodes
-    return (2, ctx.size // 2) if ctx.size >= 4 and ctx.size % 2 == 0 else (1, ctx.size)
+    return issued.replicas([ctx.hosts.count(host) for host in dict.fromkeys(ctx.hosts)])
 
 
 class Hybrid(Trained[FullySharded]):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from fixtures.ranks.study.driver import WIDE
 from fixtures.ranks.study.memory import local
 from fixtures.ranks.study.traffic import Expected
+from suites.zero.issued import clipped
 
 _EPSILON = 1e-6
 Counted = Callable[[torch.Tensor], bool]  # of what several ranks hold alike it is true on one of them
@@ -54,7 +55,7 @@ def of_norms(norms: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def issued(largest: float, dtype: torch.dtype) -> Expected:
     """One number among all ranks."""
-    return {"all_reduce": (1, torch.promote_types(dtype, WIDE).itemsize)} if largest else {}
+    return clipped(dtype.itemsize) if largest else {}
 
 
 def _norm_among_all(counted: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,7 @@ from suites.zero.answers import (
     sent_sharded,
     variants,
 )
+from suites.zero.issued import dealt
 from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
 from suites.zero.policies import casts, prefetched
@@ -152,8 +153,7 @@ def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: 
     broadcasts one number of 4 bytes.
     """
     task = Task(ctx, width, layers, rows, steps)
-    weights = [task.elements // (3 * layers)] * 3 * layers
-    shares = [sum(weights[rank :: ctx.size]) for rank in range(ctx.size)]
+    shares = dealt(task.elements, layers, ctx.size)
     technique = owned(task, shares)
     moves = [Move("all_reduce", ITEM * task.block_elements)] * layers
     moves += [Move("broadcast", ITEM * share) for share in shares if share]

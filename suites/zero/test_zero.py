@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from suites.zero.issued import issued
 from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
@@ -18,6 +20,7 @@ MOST_PARTS = 8  # of the batch at the size of training, each as long as one rank
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
+held = partial(Entries, issued=issued)  # and of traffic the closed form
 REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
 
 
@@ -37,19 +40,19 @@ def of_deepspeed(stage: int) -> Case:
     return replace(planned, engine="deepspeed")
 
 
-HYBRID = small("zero.hsdp", holds=Entries(30, 28, 6, 8, 2, 6))
+HYBRID = small("zero.hsdp", holds=held(30, 28, 6, 8, 2, 6))
 STEPS = [
-    small("zero.ddp", micro_batches=4, holds=Entries(104, 84, 6, 18, 6, 18)),
-    small("zero.zero1", **REAL, holds=Entries(30, 26, 10, 24, 4, 10)),
-    small("zero.zero2", **DEEP, **REAL, holds=Entries(38, 34, 10, 24, 4, 10)),
-    small("zero.zero3", **DEEP, **REAL, holds=Entries(38, 34, 10, 24, 4, 10)),
-    small("zero.fsdp", **DEEPER, **REAL, holds=Entries(220, 212, 20, 32, 8, 20)),
-    small("zero.fsdp_prefetch", **DEEPER, speed=FAST, holds=Entries(159, 76, 4, 8, 2, 4)),
-    small("zero.fsdp_mixed", holds=Entries(22, 14, 2, 4, 1, 2)),
+    small("zero.ddp", micro_batches=4, holds=held(104, 84, 6, 18, 6, 18)),
+    small("zero.zero1", **REAL, holds=held(30, 26, 10, 24, 4, 10)),
+    small("zero.zero2", **DEEP, **REAL, holds=held(38, 34, 10, 24, 4, 10)),
+    small("zero.zero3", **DEEP, **REAL, holds=held(38, 34, 10, 24, 4, 10)),
+    small("zero.fsdp", **DEEPER, **REAL, holds=held(220, 212, 20, 32, 8, 20)),
+    small("zero.fsdp_prefetch", **DEEPER, speed=FAST, holds=held(159, 76, 4, 8, 2, 4)),
+    small("zero.fsdp_mixed", holds=held(22, 14, 2, 4, 1, 2)),
     HYBRID,
-    small("zero.zero_redundancy", holds=Entries(30, 28, 4, 6, 2, 6)),
-    small("zero.mixed_precision", micro_batches=2, holds=Entries(20, 12, 4, 10, 2, 4)),
-    small("zero.recompute", dropout=0.5, holds=Entries(94, 56, 4, 4, 4, 12)),
+    small("zero.zero_redundancy", holds=held(30, 28, 4, 6, 2, 6)),
+    small("zero.mixed_precision", micro_batches=2, holds=held(20, 12, 4, 10, 2, 4)),
+    small("zero.recompute", dropout=0.5, holds=held(94, 56, 4, 4, 4, 12)),
 ]
 
 PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
@@ -64,13 +67,13 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 LARGE = {
-    "zero1": Entries(4, 2, 2, 6, per_layer=(1, 2)),
-    "zero2": Entries(4, 2, 2, 6, per_layer=(1, 2)),
-    "zero3": Entries(4, 2, 2, 6, per_layer=(1, 2)),
-    "fsdp": Entries(4, 2, 2, 4, per_layer=(3, 6)),
-    "hsdp": Entries(4, 2, 3, 4, per_layer=(3, 6)),
+    "zero1": held(4, 2, 2, 6, per_layer=(1, 2)),
+    "zero2": held(4, 2, 2, 6, per_layer=(1, 2)),
+    "zero3": held(4, 2, 2, 6, per_layer=(1, 2)),
+    "fsdp": held(4, 2, 2, 4, per_layer=(3, 6)),
+    "hsdp": held(4, 2, 3, 4, per_layer=(3, 6)),
 }
-BUCKETS = Entries(4, 2, 1, 3, per_layer=(3, 6))
+BUCKETS = held(4, 2, 1, 3, per_layer=(3, 6))
 AT_SIZE = [
     # DDP lays its buckets out anew in the second step.
     at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
@@ -82,7 +85,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
 }
-OVERLAP = [case_of("zero.overlap", **PACED, holds=Entries(12, 30, 2))]
+OVERLAP = [case_of("zero.overlap", **PACED, holds=held(12, 30, 2))]
 
 
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)

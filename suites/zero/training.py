@@ -8,7 +8,6 @@ fp64 start from the same place.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -26,12 +25,11 @@ from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
-from suites.zero import clipping
+from suites.zero import clipping, issued
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
-_ALIGNED = 8  # elements of bf16 in 16 bytes
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ class Task:
     @property
     def columns(self) -> int:
         """Features: a shard of a matrix then is a whole number of its rows."""
-        multiple = math.lcm(self.ctx.size, 1 if self.ctx.device.type == "cpu" else _ALIGNED)
-        return -(-self.width // multiple) * multiple
+        return issued.columns(self.width, self.ctx.size, self.ctx.device.type != "cpu")
 
     def model(self, dtype: torch.dtype) -> nn.Sequential:
         """The same weights on every rank and in every dtype."""
@@ -128,14 +125,12 @@ class Task:
     @property
     def elements(self) -> int:
         """Psi, in elements."""
-        with torch.device("meta"):
-            block = Mlp(self.columns, 2 * self.columns)
-        return self.layers * sum(weight.numel() for weight in block.parameters())
+        return self.layers * self.block_elements
 
     @property
     def block_elements(self) -> int:
         """Psi of one block."""
-        return self.elements // self.layers
+        return issued.block_elements(self.columns)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

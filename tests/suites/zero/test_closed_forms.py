@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.ranks.steps import REGISTRY
+from suites.zero.issued import issued
 from suites.zero.test_zero import STEPS
 from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
@@ -53,4 +54,16 @@ def accounts(size: int, rank: int) -> Accounts:
 
 @pytest.mark.parametrize(("size", "rank"), [(8, 0), (64, 63)])
 def test_traffic_and_memory_are_the_closed_forms(size: int, rank: int) -> None:
-    assert_closed_forms(fake_world(size, rank, accounts), len(STEPS))
+    found = fake_world(size, rank, accounts)
+    assert_closed_forms(found, len(STEPS))
+    for case, (_, traffic, _) in zip(STEPS, found, strict=True):
+        assert expected(traffic) == issued(case.step, case.parameters, [size], on_gpu=False)
+
+
+def expected(traffic: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+    """What a rank expects to issue, by group and dtype."""
+    found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for line in traffic:
+        calls = found.setdefault((line["group"], line["dtype"]), {})
+        calls[line["op"]] = line["expected_count"], line["expected_bytes"]
+    return found
