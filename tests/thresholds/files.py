@@ -74,6 +74,26 @@ CASE: dict[str, str | int] = {
 }
 
 
+def case(
+    collective: str,
+    nodes: int,
+    path: str = "network",
+    ranks_per_node: int = 8,
+    algorithm: str = "",
+    *,
+    size: int = 8 << 30,
+) -> dict[str, str | int]:
+    """What a check of bus bandwidth asks a limit for."""
+    return {
+        "collective": collective,
+        "path": path,
+        "nodes": nodes,
+        "ranks_per_node": ranks_per_node,
+        "algorithm": algorithm,
+        "size": size,
+    }
+
+
 def loaded(text: str = GOOD) -> Hardware:
     return read(text.encode(), Path("small.toml"))
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.each import each
+from tests.thresholds.files import case
 from thresholds.bounds import BoundError, Wires, bound, ceiling, hierarchical, network_bound
 from thresholds.hardware import LineRate
 from thresholds.units import ALGORITHMS, DATA_COLLECTIVES
@@ -16,25 +17,6 @@ from thresholds.units import ALGORITHMS, DATA_COLLECTIVES
 H100 = LineRate("nvlink", {"nvlink": 450.0, "network": 50.0}, nvls=True)
 LAB = LineRate("memory", {"memory": None, "network": 0.025}, network_is_per_node=True)
 COPY = 5.0  # a measured copy rate, GB/s
-
-
-def case(
-    collective: str,
-    nodes: int,
-    path: str = "network",
-    ranks_per_node: int = 8,
-    algorithm: str = "",
-    *,
-    size: int = 1 << 33,
-) -> dict[str, str | int]:
-    return {
-        "collective": collective,
-        "path": path,
-        "nodes": nodes,
-        "ranks_per_node": ranks_per_node,
-        "algorithm": algorithm,
-        "size": size,
-    }
 
 
 def wires(collective: str, g: int, k: int, V: float, b: float) -> Wires:

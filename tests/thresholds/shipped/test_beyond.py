@@ -11,7 +11,7 @@ from fixtures.check.foresight import lacking
 from fixtures.check.target import Target
 from reports.record import Judgement, Outcome
 from tests.each import each
-from tests.thresholds.files import GOOD, changed, loaded, whole
+from tests.thresholds.files import GOOD, case, changed, loaded, whole
 from tests.thresholds.shipped.test_shipped import cases
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware
@@ -24,11 +24,6 @@ CLUSTERS = [
     if "network" in file.line_rate.links and file.expect.get("gpus_per_node")
 ]
 COUNTS = (2, 3, 4, 5, 8, 9, 16, 17, 128)  # both ends of every range of nodes that a row has
-SIZE = 8 << 30
-
-
-def case(collective: str, nodes: int, path: str = "network", size: int = SIZE) -> Case:
-    return {"collective": collective, "path": path, "nodes": nodes, "ranks_per_node": 8, "size": size}
 
 
 def test_which_files_judge_clusters() -> None:
