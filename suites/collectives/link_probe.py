@@ -22,7 +22,7 @@ import torch.distributed as dist
 from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import examine, keep
 from fixtures.ranks.exact.dtypes import format_of
-from fixtures.ranks.exact.expected import Moved, Run, moved
+from fixtures.ranks.exact.expected import Moved, Run, moved_by
 from fixtures.ranks.exact.payload import poison
 from fixtures.ranks.steps import Context
 from fixtures.wire.progress import ROUND_TRIPS, TOWARDS
@@ -95,10 +95,9 @@ def _over(messages: torch.Tensor, laps: int) -> list[torch.Tensor]:
 
 def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None:
     """Send them all, each with its payload, without a pause."""
-    own = range(ctx.rank, ctx.rank + 1)
     for number, message in enumerate(messages):
-        fill = moved(_FORM, ctx.seed, own, number, start=0, count=message.numel(), device=ctx.device)
-        message.copy_(fill[0])
+        count = message.numel()
+        message.copy_(moved_by(_FORM, ctx.seed, ctx.rank, number, start=0, count=count, device=ctx.device))
     timing.complete(ctx)
     timing.barrier(ctx)
     posted = [_post(dist.isend, message, partner) for message in _over(messages, laps)]

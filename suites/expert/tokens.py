@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fixtures.ranks.exact.dtypes import format_of
-from fixtures.ranks.exact.expected import moved
+from fixtures.ranks.exact.expected import moved_by
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, timed
-from fixtures.ranks.study.pattern import moved as moved_by
+from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, moved, timed
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, scaled, tables, transposed
 
@@ -29,8 +28,7 @@ _FORM = format_of("int64")
 
 def stream(ctx: Context, rank: int, tag: int, count: int) -> Tensor:
     """The first words of what a rank sends as `tag`."""
-    one = range(rank, rank + 1)
-    return moved(_FORM, ctx.seed, one, tag, start=0, count=count, device=ctx.device)[0].contiguous()
+    return moved_by(_FORM, ctx.seed, rank, tag, start=0, count=count, device=ctx.device).contiguous()
 
 
 def tokens(ctx: Context, rank: int, count: int, words: int) -> Tensor:
@@ -156,4 +154,4 @@ def exact(
     found = timed(ctx, Pattern(exchanges), what)
     most = even_items(there)
     even = [Move("all_to_all", most * format_of(dtype).item_bytes, among) for dtype in PAYLOADS for _ in ways]
-    return {"wrong": found.wrong, **moved_by(ctx, even, found.seconds, what)}
+    return {"wrong": found.wrong, **moved(ctx, even, found.seconds, what)}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.ranks.exact.dtypes import FORMATS
-from fixtures.ranks.exact.expected import moved
+from fixtures.ranks.exact.expected import moved_by
 from fixtures.ranks.steps import Context
 from suites.collectives import steps
 from tests.fixtures.ranks.gloo_world import replace, run_world
@@ -223,8 +223,7 @@ def test_a_broadcast_from_the_wrong_root() -> None:
 
 
 def payload(ctx: Context, rank: int, tag: int) -> torch.Tensor:
-    form, source = FORMATS["int64"], range(rank, rank + 1)
-    return moved(form, ctx.seed, source, tag, start=0, count=COUNT, device=ctx.device)[0]
+    return moved_by(FORMATS["int64"], ctx.seed, rank, tag, start=0, count=COUNT, device=ctx.device)
 
 
 def test_a_shift_a_zeroed_tail_and_the_wrong_chunk() -> None:
