@@ -103,12 +103,6 @@ def test_a_run_cut_short_is_an_error(tmp_path: Path) -> None:
     assert found.get("message") == "the run was cut short (SIGTERM)"
 
 
-@each("records", [[], [making.run()], green()[:-1]])
-def test_half_a_run_is_red(tmp_path: Path, records: list[Record]) -> None:
-    report(records, tmp_path)
-    assert int(parse(tmp_path / "junit.xml").get("errors", "0")) >= 1
-
-
 def test_a_selection_is_no_green_file(tmp_path: Path) -> None:
     cases = report(journal_of(*green_checks(), head=making.run(selection="-k x")), tmp_path)
     assert only(cases["shakedown.run", "complete"], "error").get("type") == "partial"

@@ -9,7 +9,6 @@ import pytest
 
 from reports import render
 from reports.__main__ import main
-from reports.begin import begin
 from reports.decision import Standing, decide, exit_status
 from reports.journal import Journal, scan
 from reports.page import html
@@ -111,13 +110,6 @@ def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path,
     assert "damaged: line 2" in json.loads((tmp_path / "verdict.json").read_text())["run"]["cut_short"]
 
 
-def test_a_journal_of_another_schema_accepts_nobody(tmp_path: Path) -> None:
-    path = making.save(green(), tmp_path)
-    path.write_text(path.read_text().replace('"schema":3', '"schema":99'))
-    assert render.render(tmp_path) == 2
-    assert hosts(tmp_path / "accepted.txt") == []
-
-
 def test_without_a_journal_everything_is_red(tmp_path: Path) -> None:
     assert render.render(tmp_path) == 2
     assert errors(tmp_path / "junit.xml") >= 1
@@ -135,17 +127,6 @@ def test_a_page_that_cannot_be_drawn_costs_only_the_page(
     assert errors(tmp_path / "junit.xml") == 0
     assert "no fonts" in (tmp_path / "logs/report-html.txt").read_text()
     assert "report.html could not be drawn" in capsys.readouterr().err
-
-
-def test_the_beginning_of_a_run_leaves_nothing_of_the_last_one(tmp_path: Path) -> None:
-    making.save(green(), tmp_path)
-    render.render(tmp_path)
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots/old.svg").touch()
-    begin(tmp_path, "started at noon")
-    assert [path.name for path in tmp_path.iterdir()] == ["junit.xml"]
-    assert errors(tmp_path / "junit.xml") == 1
-    assert "started at noon" in (tmp_path / "junit.xml").read_text()
 
 
 def test_what_gates_nodes_is_written_before_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from reports import verdict_file
 from reports.decision import decide
-from reports.record import CheckRecord, EndRecord, Outcome, Record, Repeat
-from tests.each import each
+from reports.record import CheckRecord, EndRecord, Outcome, Repeat
 from tests.reports import making
 from tests.reports.making import PAIR, check, green, green_checks, journal_of
 
@@ -72,11 +71,3 @@ def test_outcomes_and_what_never_reported_make_up_the_plan() -> None:
         counts = verdict_file.check_counts(decide(records))
         assert (counts["not reported"], counts.pop("without a node")) == (silent, partly)
         assert counts.pop("planned") == sum(counts.values())
-
-
-@each("records", [[], green()[:-1], green()[:1]])
-def test_half_a_run_has_a_verdict_file_too(records: list[Record], tmp_path: Path) -> None:
-    verdict_file.write(tmp_path / "verdict.json", records, decide(records))
-    data = json.loads((tmp_path / "verdict.json").read_text())
-    assert data["exit_status"] == 2
-    assert data["run"]["cut_short"]
