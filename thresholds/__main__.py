@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from thresholds import derived
 from thresholds.bounds import BoundError, bound, ceiling
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except HardwareFileError as error:
-        return _say(sys.stderr.write, str(error), status=2 if command is _diff else 1)
+        return _say(sys.stderr, str(error), status=2 if command is _diff else 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,24 +152,24 @@ def _lint(options: argparse.Namespace) -> int:
         try:
             hardware = load(path)
         except HardwareFileError as error:
-            status = _say(sys.stderr.write, str(error), status=1)
+            status = _say(sys.stderr, str(error), status=1)
         else:
             rows = f"{len(hardware.limits)} limits, {len(hardware.gaps)} gaps"
-            _say(sys.stdout.write, f"{path}: good ({rows}, sha256 {hardware.sha256[:12]})")
+            _say(sys.stdout, f"{path}: good ({rows}, sha256 {hardware.sha256[:12]})")
             for loss in losses(hardware) if not hardware.part else ():
-                _say(sys.stdout.write, f"  {loss}")
-                status = _say(sys.stderr.write, loss.fault, 1) if loss.fault else status
+                _say(sys.stdout, f"  {loss}")
+                status = _say(sys.stderr, loss.fault, 1) if loss.fault else status
             for warning in rules.dates(hardware, datetime.datetime.now(datetime.timezone.utc).date()):
-                _say(sys.stderr.write, f"warning: {warning}")
+                _say(sys.stderr, f"warning: {warning}")
     return status
 
 
 def _calibrate(options: argparse.Namespace) -> int:
     target = Path(options.output) if options.output else None
     if target is not None and target.exists():
-        return _say(sys.stderr.write, f"{target} is there already; name a new file", status=1)
+        return _say(sys.stderr, f"{target} is there already; name a new file", status=1)
     if options.like and options.line_rate:
-        return _say(sys.stderr.write, "--like brings its own line rates; leave --line-rate out", status=2)
+        return _say(sys.stderr, "--like brings its own line rates; leave --line-rate out", status=2)
     like = load_whole(resolve(options.like)) if options.like else None
     asked = Asked(options.name, like, dict(options.line_rate), dict(options.most_margin))
     try:
@@ -176,11 +177,11 @@ def _calibrate(options: argparse.Namespace) -> int:
         if target is not None:
             target.write_text(found.text, encoding="utf-8")
     except Refused as refused:
-        return _say(sys.stderr.write, f"refused, and nothing is written:\n{_bullets(refused.reasons)}", 1)
+        return _say(sys.stderr, f"refused, and nothing is written:\n{_bullets(refused.reasons)}", 1)
     except OSError as error:
-        return _say(sys.stderr.write, f"{target} cannot be written: {error.strerror or error}", status=1)
-    _say(sys.stderr.write, _bullets([*found.notes, f"{found.limits} limits and {found.gaps} gaps"]))
-    return 0 if target is not None else _say(sys.stdout.write, found.text.removesuffix("\n"))
+        return _say(sys.stderr, f"{target} cannot be written: {error.strerror or error}", status=1)
+    _say(sys.stderr, _bullets([*found.notes, f"{found.limits} limits and {found.gaps} gaps"]))
+    return 0 if target is not None else _say(sys.stdout, found.text.removesuffix("\n"))
 
 
 def _bullets(sentences: Sequence[str]) -> str:
@@ -191,23 +192,23 @@ def _diff(options: argparse.Namespace) -> int:
     try:
         found = diff(options.first, options.second)
     except BadInput as error:
-        return _say(sys.stderr.write, str(error), status=2)
+        return _say(sys.stderr, str(error), status=2)
     if found.lines:
-        _say(sys.stdout.write, "\n".join(found.lines))
+        _say(sys.stdout, "\n".join(found.lines))
     return int(found.differs)
 
 
 def _explain(options: argparse.Namespace) -> int:
     hardware, metric, case = load(resolve(options.file)), options.metric, dict(options.case)
     if reason := absent(hardware, case):
-        return _say(sys.stdout.write, f"n/a: {reason}")
+        return _say(sys.stdout, f"n/a: {reason}")
     try:
         row = find(hardware, metric, case)
     except LimitError as error:
         if metric == derived.METRIC and {"collective", "size", "nodes", "ranks_per_node"} <= case.keys():
             return _explain_derived(hardware, case)
-        return _say(sys.stderr.write, f"unchecked: {error}", status=1)
-    return _say(sys.stdout.write, "\n".join(_why(hardware, metric, row, case)))
+        return _say(sys.stderr, f"unchecked: {error}", status=1)
+    return _say(sys.stdout, "\n".join(_why(hardware, metric, row, case)))
 
 
 def _why(hardware: Hardware, metric: str, row: Limit, case: Case) -> Iterator[str]:
@@ -227,9 +228,9 @@ def _explain_derived(hardware: Hardware, case: Case) -> int:
     try:
         shares = derived.shares(hardware, pattern, case, int(case["nodes"]) * int(case["ranks_per_node"]))
     except (LimitError, BoundError) as error:
-        return _say(sys.stderr.write, f"on record only: {error}", status=1)
+        return _say(sys.stderr, f"on record only: {error}", status=1)
     lines = [f"no row judges it: {derived.FACTOR:g} x the sum of", *(f"  {share}" for share in shares)]
-    return _say(sys.stdout.write, "\n".join([*lines, f"  is {derived.allowed_s(shares) * 1e6:.4g} us"]))
+    return _say(sys.stdout, "\n".join([*lines, f"  is {derived.allowed_s(shares) * 1e6:.4g} us"]))
 
 
 def _physics(hardware: Hardware, row: Limit, case: Case) -> Iterator[str]:
@@ -243,9 +244,8 @@ def _physics(hardware: Hardware, row: Limit, case: Case) -> Iterator[str]:
         yield f"  bound: {error}"
 
 
-def _say(write: object, text: str, status: int = 0) -> int:
-    assert callable(write)
-    write(text + "\n")
+def _say(stream: TextIO, text: str, status: int = 0) -> int:
+    stream.write(text + "\n")
     return status
 
 
