@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class Chaos:
         if fault.kind.startswith("fill"):
             fill(self.place / FILLER)
             if fault.kind != "fill":
-                after(fault.span_s, (self.place / FILLER).unlink)
+                after(fault.span_s, partial((self.place / FILLER).unlink, missing_ok=True))
         elif fault.kind == "descriptors":
             left = len(os.listdir("/proc/self/fd")) - 1 + int(3 * fault.span_s)
             resource.setrlimit(resource.RLIMIT_NOFILE, (left, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
