@@ -5,8 +5,8 @@
 #   make test                                            test the tester (Linux; the lab needs root)
 #
 # and: make timing (tests that need a quiet machine); make long (tests that take minutes); make faults (the catalogue
-# of faults: hours; ARGS="-k link"); make chaos (random faults: ARGS="--minutes 5 --seed 1"); make gpu (what one GPU
-# shows of the tester: ten minutes); make versions (the suite on older versions of torch); make lint; make lab
+# of faults: hours; ARGS="-k link"); make chaos (random faults: ARGS="--minutes 5 --seed 1"); make fuzz (properties, ten
+# times as hard); make gpu (what one GPU shows of the tester: ten minutes); make versions (the suite on older versions of torch); make lint; make lab
 # ARGS="--nodes 4 --rate 200mbit"; make setup; make clean; make begin (a red report in the place of the last one,
 # which make accept leaves first).
 #
@@ -23,7 +23,7 @@ SHELL       = /bin/sh
 .ONESHELL:
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: begin help accept test long timing faults chaos gpu versions setup lint lab licences clean
+.PHONY: begin help accept test long timing faults chaos fuzz gpu versions setup lint lab licences clean
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
@@ -59,6 +59,9 @@ faults: .venv/.lab ## the catalogue of planted faults: hours, ARGS="-k link"
 
 chaos: .venv/.lab ## random faults for five minutes: ARGS="--minutes 5 --seed 1"
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: .venv/.test ## every property ten times as hard: ARGS="-k hosts"
+	@$(BIN)/pytest tests/ -m hypothesis --hypothesis-profile fuzz $(ARGS)
 
 gpu: .venv/.test ## ten minutes on one GPU, with evidence: ARGS=DIRECTORY
 	@$(BIN)/python -m tests.gpu $(ARGS)

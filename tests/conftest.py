@@ -8,12 +8,12 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from tests.fuzz import SHARED
 from tests.lab.pytest_support import require_lab
 
 __all__ = ["require_lab"]
 
-settings.register_profile("shared", deadline=None)  # another program may have the core for a second
-settings.load_profile("shared")
+settings.load_profile(SHARED)
 
 
 @pytest.hookimpl(wrapper=True)

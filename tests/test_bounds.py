@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.bounds import at_most, clopper_pearson, sentence
 from tests.each import each
+from tests.fuzz import examples
 
 
 @each(
@@ -29,7 +30,7 @@ def test_bounds_are_the_published_ones(hits: int, runs: int, low: float, high: f
     assert clopper_pearson(hits, runs) == pytest.approx((low, high), abs=1e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.data(), st.integers(min_value=1, max_value=1000))
 def test_at_either_bound_the_observed_is_as_unlikely_as_the_confidence_allows(
     data: st.DataObject, runs: int

@@ -21,6 +21,7 @@ from reports.journal import Journal, decode, encode, linked, scan
 from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
 from reports.text import scrub
 from tests.each import each
+from tests.fuzz import examples
 from tests.reports import making
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -78,7 +79,7 @@ def test_any_text_comes_back_clean_and_nothing_else_is_lost(record: CheckRecord)
     assert encode(decode(line)) == {"type": "check", **scrub(record)}  # type: ignore[dict-item]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(st.lists(CHECKS, max_size=4))
 def test_a_journal_of_any_texts_is_read_back_whole(tmp_path: Path, checks: list[CheckRecord]) -> None:
     path = making.save([making.run(), *checks], tmp_path)

@@ -14,6 +14,7 @@ from reports.begin import begin
 from reports.decision import decide
 from reports.record import BlameKind, Judgement, Outcome, Record
 from tests.each import each
+from tests.fuzz import examples
 from tests.reports import making
 from tests.reports.making import PAIR, alone, blame, check, green, green_checks, journal_of
 
@@ -280,7 +281,7 @@ def test_a_tombstone_has_the_name_of_the_run_itself(tmp_path: Path) -> None:
 ILLEGAL = st.text(st.characters(exclude_categories=()), max_size=40)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 @given(ILLEGAL, ILLEGAL, ILLEGAL, st.sampled_from(Outcome))
 def test_no_text_can_break_the_xml(tmp_path: Path, name: str, text: str, kind: str, outcome: Outcome) -> None:
     made = check(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from reports.journal import encode
 from tests.each import each
+from tests.fuzz import examples
 from tests.thresholds.calibrate.journals import Script, write_runs
 from thresholds.__main__ import main
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
@@ -30,7 +31,7 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 SOUND = [json.dumps(encode(record)) for record in Script(number=4).records()]
-EXAMPLES = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import examples
 from tests.thresholds.files import GOOD
 from tests.thresholds.loading.test_extends import BOARD, CHILD, OWN_ROW
 from thresholds.loading.faults import Fault, HardwareFileError
@@ -85,13 +86,13 @@ def reads(data: bytes) -> None:
     assert all(fault.line >= 1 and fault.text for fault in faults)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode(*LOSSLESS))))
 def test_any_bytes(data: bytes) -> None:
     reads(data)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(sorted(TEXTS)), PLACE, st.one_of(JUNK, VALUES), st.booleans())
 def test_a_good_file_with_any_line_changed(name: str, place: float, line: str, instead: bool) -> None:
     reads(spoiled(TEXTS[name], place, line, instead))
@@ -110,7 +111,7 @@ def loads(path: Path) -> None:
         assert 1 <= fault.line <= lines, fault
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["child", "board"]), PLACE, st.one_of(JUNK, VALUES), st.booleans())
 def test_a_file_and_what_it_extends_with_any_line_changed(
     tmp_path: Path, which: str, share: float, line: str, instead: bool
@@ -122,7 +123,7 @@ def test_a_file_and_what_it_extends_with_any_line_changed(
     loads(tmp_path / "child.toml")
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(WORDS)
 def test_a_file_that_extends_anything(tmp_path: Path, word: str) -> None:
     (tmp_path / "board.toml").write_text(BOARD)
