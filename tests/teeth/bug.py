@@ -6,14 +6,15 @@ import importlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context
-from fixtures.ranks.study import overlap
+from fixtures.ranks.study import driver, overlap
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
 
@@ -29,6 +30,7 @@ class Bug:
 
     A bug of one rank alone asks `dist.get_rank()`. Every part in `red` must turn red: "parity", "repeat",
     "traffic", "memory", "figures", "wrong", "time", or "error" where the step itself must refuse to go on.
+    Only these are judged, and runs that show other parts are left out; without any, all of it is judged.
     `size` is the world's. Only one that is `timed` is measured as long as in a real run, and its time judged.
     """
 
@@ -67,13 +69,6 @@ class Trial:
 
 
 @contextmanager
-def applied(bug: Bug) -> Iterator[None]:
-    """Run with the bug planted."""
-    with bug.patch():
-        yield
-
-
-@contextmanager
 def replaced(owner: Any, name: str, make: Maker) -> Iterator[None]:
     """Put `make(original)` in the place of a function of torch, or of a method of one of its classes."""
     own = name in vars(owner)
@@ -108,9 +103,20 @@ def trials(bugs: Sequence[Bug]) -> list[Trial]:
 
 
 def healthy(bugs: Sequence[Bug]) -> list[Bug]:
-    """The runs of these bugs without them, each once."""
-    runs = {bug.run: bug for bug in bugs}
-    return [replace(bug, name=HEALTHY, patch=nullcontext, red=()) for bug in runs.values()]
+    """The runs of these bugs without them, each once, and judged by all that the bugs are to turn red.
+
+    What is to turn nothing red needs none: it is green, or it is told.
+    """
+    runs: dict[Any, list[Bug]] = {}
+    for bug in bugs:
+        if bug.red:
+            runs.setdefault(bug.run, []).append(bug)
+    return [
+        replace(
+            each[0], name=HEALTHY, patch=nullcontext, red=tuple({part for one in each for part in one.red})
+        )
+        for each in runs.values()
+    ]
 
 
 def _trials_of(size: int, bugs: Sequence[Bug]) -> list[Trial]:
@@ -155,12 +161,10 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
 
 def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
     """Run one after another; each answer is on disk before the next begins."""
-    usual = timing.WINDOW_S, overlap.ROUNDS, overlap.STAGE_S
     with path.open("w", encoding="utf-8") as file:
         for bug in bugs:
-            timing.WINDOW_S, overlap.ROUNDS, overlap.STAGE_S = usual if bug.timed else (0.0, 1, 0.0)
             try:
-                with applied(bug):
+                with _as_little(bug), bug.patch():
                     answer = REGISTRY[bug.step](ctx, **bug.parameters)
             except BaseException as error:
                 file.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
@@ -169,8 +173,25 @@ def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
             file.flush()
 
 
+@contextmanager
+def _as_little(bug: Bug) -> Iterator[None]:
+    """Measure for no time, unless that is judged, and make no run of a study that shows nothing asked for."""
+    shows = {"repeat": "repeated", "memory": "highest"}
+    asked = set(shows) if not bug.red or "error" in bug.red else set(bug.red)
+    untimed = (
+        [] if bug.timed else [(timing, "WINDOW_S", 0.0), (overlap, "ROUNDS", 1), (overlap, "STAGE_S", 0.0)]
+    )
+    with ExitStack() as less:
+        for module, name, value in untimed:
+            less.enter_context(mock.patch.object(module, name, value))
+        for part in shows.keys() - asked:
+            less.enter_context(mock.patch.object(driver, shows[part], return_value=[]))
+        yield
+
+
 def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(answers) if "error" in said]
     if errors:
         return {"error": "; ".join(errors)}
-    return parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)
+    found = parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)
+    return {part: said for part, said in found.items() if not bug.red or part in (*bug.red, "error")}

@@ -58,8 +58,8 @@ APART = {
     "stage_ms": 0.0,
 }
 PATTERN = {"sizes": {"cpu": [4096]}, "iterations": 10, "budget_s": 0.1}
-# Exchanges of rows of expert.parity that are compared, by number: a third run of fp64 is weighed only.
-RUNS = {0: "", 1: ", run again", 3: " in bf16", 4: " in bf16, run again"}
+# Exchanges of rows of expert.parity, by number, in the runs that are compared.
+RUNS = {0: "", 1: ", run again", 2: " in bf16", 3: " in bf16, run again"}
 ROWS = ("rows there", "rows back", "gradients there", "gradients back")
 MOVED = {
     run * len(ROWS) + number: f"{rows}{kind}"

@@ -29,7 +29,7 @@ def table(trials: Sequence[Trial]) -> Iterator[str]:
     for trial in trials:
         bug = trial.bug
         if bug.name != HEALTHY or trial.survived:
-            wanted = ", ".join(bug.red) or "nothing"
+            wanted = "nothing" if bug.name == HEALTHY else ", ".join(bug.red)
             yield _row(bug.step, bug.name, str(bug.size), wanted, _said(trial))
     bugs = [trial for trial in trials if trial.bug.name != HEALTHY]
     caught = sum(not trial.survived for trial in bugs)

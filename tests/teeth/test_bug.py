@@ -88,6 +88,16 @@ def test_bugs_are_caught_named_and_leave_the_next_ones_a_healthy_world() -> None
     assert "ValueError: not finite" in found[1].red["error"]
 
 
+def test_a_bug_is_judged_by_what_it_asks_for_and_one_that_asks_for_nothing_by_everything_and_alone() -> None:
+    asked = trials([bug("summed twice", twice, "traffic")])
+    assert [(trial.bug.name, list(trial.red)) for trial in asked] == [
+        (HEALTHY, []),
+        ("summed twice", ["traffic"]),
+    ]
+    (alone,) = trials([bug("summed twice", twice)])
+    assert list(alone.red) == ["parity", "traffic"]
+
+
 def test_worlds_have_the_size_that_a_bug_asks_for() -> None:
     assert survivors([bug("the sum is left out", nothing, "parity", size=4), MISSING]) == []
 
