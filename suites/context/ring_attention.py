@@ -17,7 +17,8 @@ gradients add up in the product. Statistics and sums of 16-bit types are kept in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from suites.context.layout import Layout, hidden
 
 KEYS, GRADIENTS = 0, 1  # what is passed on: gloo tells the two apart by tag, NCCL by order
 Blocks = Iterable["tuple[int, torch.Tensor]"]
+Gradients = Callable[[torch.Tensor, int], "tuple[torch.Tensor, torch.Tensor]"]  # of a block and whose it is
 Group = Any  # a process group; None is the default one
 
 
@@ -109,31 +111,68 @@ def visits(
     yield (rank + 1) % size, block
 
 
-def attend(
-    queries: torch.Tensor, blocks: Blocks, layout: Layout, tally: Tally
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fold the blocks into output and log-sum-exp; blocks that no query may see cost nothing."""
-    out, total = torch.zeros_like(queries), queries.new_full(queries.shape[:-1], -math.inf)
-    for source, block in blocks:
-        if layout.blind(source):
-            continue
-        mask = _mask(queries, layout, source, tally)
-        found, norm = _forward(queries, block.to(queries.dtype), mask)
-        merged = torch.logaddexp(total, norm)
-        out = out * share_of(total, merged) + found * share_of(norm, merged)
-        total = merged
-    return out, total
+@dataclass
+class Kernel(ABC):
+    """How blocks are attended to: queries are (batch, heads, tokens, dim), keys and values stacked."""
+
+    layout: Layout
+    tally: Tally
+
+    @abstractmethod
+    def attend(self, q: torch.Tensor, blocks: Blocks, kv_heads: int) -> tuple[torch.Tensor, ...]:
+        """Output, and the two that backward needs: output and log-sum-exp as the kernel keeps them."""
+
+    @abstractmethod
+    def backward(
+        self, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, gradient: torch.Tensor
+    ) -> Gradients:
+        """What a block adds to dQ, and its own dK and dV of these queries: wide, zeros where none is seen."""
 
 
-def _mask(queries: torch.Tensor, layout: Layout, source: int, tally: Tally) -> torch.Tensor | None:
-    """Which scores to hide, None for none of them. A row of the fold is one query of one head."""
-    ours, theirs = layout.queries, layout.keys[source]
-    if layout.clear(source):
-        tally.pairs += ours.count * theirs.count
-        return None
-    mask = hidden(ours, theirs)
-    tally.masked.append(~mask)
-    return mask.repeat(queries.shape[-2] // ours.count, 1)
+class WrittenOut(Kernel):
+    """The formulas above, with all scores of a block at once."""
+
+    def attend(self, q: torch.Tensor, blocks: Blocks, kv_heads: int) -> tuple[torch.Tensor, ...]:
+        """Fold the blocks into output and log-sum-exp; blocks that no query may see cost nothing."""
+        queries = fold(q, kv_heads)
+        out, total = torch.zeros_like(queries), queries.new_full(queries.shape[:-1], -math.inf)
+        for source, block in blocks:
+            if self.layout.blind(source):
+                continue
+            mask = self._mask(queries, source, self.tally)
+            found, norm = _forward(queries, block.to(queries.dtype), mask)
+            merged = torch.logaddexp(total, norm)
+            out = out * share_of(total, merged) + found * share_of(norm, merged)
+            total = merged
+        return out.reshape(q.shape).to(q.dtype), out, total
+
+    def backward(
+        self, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, gradient: torch.Tensor
+    ) -> Gradients:
+        """Fold the gradient as the output is, and take the row sums D."""
+        queries, folded = fold(q, out.shape[1]), gradient.to(out.dtype).reshape(out.shape)
+        delta = (folded * out).sum(-1, keepdim=True)
+
+        def gradients(block: torch.Tensor, source: int) -> tuple[torch.Tensor, torch.Tensor]:
+            if self.layout.blind(source):
+                return torch.zeros_like(q, dtype=out.dtype), torch.zeros_like(block, dtype=out.dtype)
+            mask, block = self._mask(queries, source, Tally()), block.to(out.dtype)
+            weights = torch.exp(_scores(queries, block[0], mask) - norm.unsqueeze(-1))
+            inner = weights * (folded @ block[1].mT - delta) / math.sqrt(queries.shape[-1])
+            dkv = torch.stack((inner.mT @ queries, weights.mT @ folded))
+            return (inner @ block[0]).reshape(q.shape), dkv
+
+        return gradients
+
+    def _mask(self, queries: torch.Tensor, source: int, tally: Tally) -> torch.Tensor | None:
+        """Which scores to hide, None for none of them. A row of the fold is one query of one head."""
+        ours, theirs = self.layout.queries, self.layout.keys[source]
+        if self.layout.clear(source):
+            tally.pairs += ours.count * theirs.count
+            return None
+        mask = hidden(ours, theirs)
+        tally.masked.append(~mask)
+        return mask.repeat(queries.shape[-2] // ours.count, 1)
 
 
 def share_of(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
@@ -155,102 +194,76 @@ def _forward(
     return weights @ block[1], norm
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What backward needs of forward, folded and wide, with the gradient of the output."""
-
-    queries: torch.Tensor
-    norm: torch.Tensor
-    delta: torch.Tensor
-    gradient: torch.Tensor
-
-    @classmethod
-    def of(
-        cls, queries: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, gradient: torch.Tensor
-    ) -> Saved:
-        """Fold the gradient as the output is, and take the row sums D."""
-        folded = gradient.to(out.dtype).reshape(out.shape)
-        return cls(fold(queries, out.shape[1]), norm, (folded * out).sum(-1, keepdim=True), folded)
-
-
-def block_gradients(
-    saved: Saved, block: torch.Tensor, source: int, layout: Layout
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What one block adds to dQ, and its own dK and dV of these queries; None where nothing was visible."""
-    if layout.blind(source):
-        return None, None
-    mask = _mask(saved.queries, layout, source, Tally())
-    block = block.to(saved.queries.dtype)
-    weights = torch.exp(_scores(saved.queries, block[0], mask) - saved.norm.unsqueeze(-1))
-    inner = weights * (saved.gradient @ block[1].mT - saved.delta) / math.sqrt(saved.queries.shape[-1])
-    return inner @ block[0], torch.stack((inner.mT @ saved.queries, weights.mT @ saved.gradient))
-
-
 def fold(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """(batch, heads, tokens, dim) to (batch, kv heads, group x tokens, dim), wide."""
     batch, heads, tokens, dim = queries.shape
     return queries.to(wide(queries.dtype)).reshape(batch, kv_heads, heads // kv_heads * tokens, dim)
 
 
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:  # noqa: ANN401
-    """Apply one of the functions here, which all give one tensor; torch does not type `apply`."""
-    result: torch.Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return result
-
-
-class RingAttention(torch.autograd.Function):
-    """Attention of this rank's queries over every rank's keys and values.
+def ring_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+    """Attention of this rank's queries over every rank's keys and values, which `kv` has stacked.
 
     Forward passes K and V on w-1 times. Backward passes them on w-1 times again, and dK and dV w times: they
     travel with the block that they belong to, every rank adds its part, and the last pass brings them home.
     """
+    found: torch.Tensor = _Ring.apply(q, kv, kernel)  # type: ignore[no-untyped-call]
+    return found
 
+
+def block_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+    """The same over blocks that are all here, one after the other in `kv`: nothing moves."""
+    found: torch.Tensor = _Here.apply(q, kv, kernel)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, layout: Layout, tally: Tally) -> torch.Tensor:  # noqa: ANN401
-        """`q` is (batch, heads, tokens, dim), `kv` keys and values stacked."""
-        blocks = visits(kv, layout.rank, layout.size, tally, group=layout.group)
-        out, norm = attend(fold(q, kv.shape[2]), blocks, layout, tally)
-        ctx.save_for_backward(q, kv, out, norm)
-        ctx.layout = layout
-        return out.reshape(q.shape).to(q.dtype)
+    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:  # noqa: ANN401
+        layout = kernel.layout
+        return _kept(
+            ctx, q, kv, kernel, visits(kv, layout.rank, layout.size, kernel.tally, group=layout.group)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
         """Go round once more, with the gradients of the blocks on the way."""
         q, kv, out, norm = ctx.saved_tensors
-        layout: Layout = ctx.layout
-        saved = Saved.of(q, out, norm, gradients[0])
-        dq, home = torch.zeros_like(saved.queries), torch.zeros_like(kv, dtype=out.dtype)
-        buffers, coming = Buffers(home), None
+        of_block, layout = ctx.kernel.backward(q, out, norm, gradients[0]), ctx.kernel.layout
+        dq = torch.zeros_like(q, dtype=wide(q.dtype))
+        buffers, coming = Buffers(torch.empty_like(kv, dtype=dq.dtype)), None
         for source, block in visits(kv, layout.rank, layout.size, group=layout.group):
-            more, mine = block_gradients(saved, block, source, layout)
-            dq = dq if more is None else dq + more
-            mine = home if mine is None else mine
+            more, mine = of_block(block, source)
+            dq += more
             mine = mine if coming is None else coming.arrived() + mine
-            into, group = buffers.next(), layout.group
-            coming = Pass(mine, into, layout.rank, layout.size, GRADIENTS, group=group)
+            coming = Pass(mine, buffers.next(), layout.rank, layout.size, GRADIENTS, group=layout.group)
         if coming is None:
             raise ValueError("a ring without ranks has no gradient")
-        return dq.reshape(q.shape).to(q.dtype), coming.arrived().to(kv.dtype), None, None
+        return dq.to(q.dtype), coming.arrived().to(kv.dtype), None
 
 
-class BlockAttention(torch.autograd.Function):
-    """Attention of this rank's queries over one block of keys and values, all of it here: nothing moves."""
-
+class _Here(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, layout: Layout, tally: Tally) -> torch.Tensor:  # noqa: ANN401
-        """As in the ring, with one block."""
-        out, norm = attend(fold(q, kv.shape[2]), [(0, kv)], layout, tally)
-        ctx.save_for_backward(q, kv, out, norm)
-        ctx.layout = layout
-        return out.reshape(q.shape).to(q.dtype)
+    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:  # noqa: ANN401
+        return _kept(ctx, q, kv, kernel, enumerate(kv.chunk(kernel.layout.size, 3)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
-        """The formulas above, with one block."""
+        """Block by block."""
         q, kv, out, norm = ctx.saved_tensors
-        saved = Saved.of(q, out, norm, gradients[0])
-        dq, dkv = block_gradients(saved, kv, 0, ctx.layout)
-        if dq is None or dkv is None:
-            raise ValueError("a block that no query sees has no gradient")
-        return dq.reshape(q.shape).to(q.dtype), dkv.to(kv.dtype), None, None
+        of_block = ctx.kernel.backward(q, out, norm, gradients[0])
+        first, *others = kv.chunk(ctx.kernel.layout.size, 3)
+        dq, dkv = of_block(first, 0)
+        parts = [dkv]
+        for source, block in enumerate(others, 1):
+            more, mine = of_block(block, source)
+            dq += more
+            parts.append(mine)
+        return dq.to(q.dtype), torch.cat(parts, 3).to(kv.dtype), None
+
+
+def _kept(ctx: Any, q: torch.Tensor, kv: torch.Tensor, kernel: Kernel, blocks: Blocks) -> torch.Tensor:  # noqa: ANN401
+    """Attend, and keep what backward needs."""
+    found, out, norm = kernel.attend(q, blocks, kv.shape[2])
+    ctx.save_for_backward(q, kv, out, norm)
+    ctx.kernel = kernel
+    return found

@@ -17,9 +17,9 @@ from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, 
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
-from suites.context.fused import FusedBlocks, refuse_without_kernel
+from suites.context.fused import Fused, refuse_without_kernel
 from suites.context.layout import Layout, Span
-from suites.context.ring_attention import BlockAttention, Tally, apply, wide
+from suites.context.ring_attention import Kernel, Tally, WrittenOut, block_attention, wide
 
 NAMES = ("forward", "grad:q", "grad:k", "grad:v")
 ALONE = "forward of one head on this rank alone"
@@ -217,11 +217,11 @@ class ContextParallel(Technique[Tally]):
         span = self.span(torch.arange(self.shape.length))
         layout = Layout(0, span, (span,), self.shape.causal)
         head = torch.stack((whole.k[:, :1], whole.v[:, :1]))
-        return self.attend_blocks(whole.q[:, :1], head, layout, Tally())
+        return block_attention(whole.q[:, :1], head, self.kernel(layout, Tally()))
 
-    def attend_blocks(self, q: torch.Tensor, kv: torch.Tensor, layout: Layout, tally: Tally) -> torch.Tensor:
-        """Attend over blocks that are all here."""
-        return apply(FusedBlocks if self.fused else BlockAttention, q, kv, layout, tally)
+    def kernel(self, layout: Layout, tally: Tally) -> Kernel:
+        """What attends: torch's fused kernels at the size of training, the formulas else."""
+        return (Fused if self.fused else WrittenOut)(layout, tally)
 
 
 def unsharded(whole: Tensors, shape: Shape) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,6 @@ from fixtures.ranks.study.overlap import Action, beside_one_by_one, stage_for, u
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
-from suites.context.fused import FusedRing
 from suites.context.layout import Layout
 from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
@@ -24,9 +23,9 @@ from suites.context.ring_attention import (
     KEYS,
     Buffers,
     Pass,
-    RingAttention,
     Tally,
-    apply,
+    block_attention,
+    ring_attention,
     visits,
     wide,
 )
@@ -47,7 +46,7 @@ class AllGatherKV(ContextParallel):
             0, self.span(self.places[self.ctx.rank]), (*map(self.span, blocks),), self.shape.causal
         )
         gathered = whole_sequence(torch.stack((k, v)), self.ctx.size)
-        return self.attend_blocks(q, gathered, layout, tally)
+        return block_attention(q, gathered, self.kernel(layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """All ranks' K and V, and the gradients of all ranks' K and V, wide."""
@@ -76,7 +75,7 @@ class Ring(ContextParallel):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Once round."""
-        return apply(FusedRing if self.fused else RingAttention, q, torch.stack((k, v)), self.layout, tally)
+        return ring_attention(q, torch.stack((k, v)), self.kernel(self.layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """w-1 rounds of K and V; then w-1 rounds of K and V, and w of their gradients, wide."""
@@ -184,7 +183,7 @@ class Ulysses(ContextParallel):
         size, whole = self.ctx.size, self.span(torch.arange(self.shape.length))
         heads, keys, values = (to_heads(part, size) for part in (q, self._repeated(k), self._repeated(v)))
         layout = Layout(0, whole, (whole,), self.shape.causal)
-        out = self.attend_blocks(heads, torch.stack((keys, values)), layout, tally)
+        out = block_attention(heads, torch.stack((keys, values)), self.kernel(layout, tally))
         return to_sequence(out, size)
 
     def _repeated(self, part: torch.Tensor) -> torch.Tensor:

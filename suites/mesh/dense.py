@@ -19,7 +19,7 @@ from fixtures.ranks.study.models import Attention, Block, Llama
 from fixtures.ranks.study.updates import Updates
 from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
-from suites.context.ring_attention import RingAttention, Tally, apply
+from suites.context.ring_attention import Tally, WrittenOut, ring_attention
 from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
@@ -41,7 +41,7 @@ class RingedAttention(Attention):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Attend over all of the sequence with this rank's queries, whose positions the ring knows."""
         q, k, v = self.project(x, self.sequence.queries.positions)
-        found = apply(RingAttention, q, torch.stack((k, v)), self.sequence, Tally())
+        found = ring_attention(q, torch.stack((k, v)), WrittenOut(self.sequence, Tally()))
         out: Tensor = self.o(self.merge(found))
         return out
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed import pipelining
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-from suites.context import fused, ring_attention
+from suites.context import ring_attention
 from tests.teeth.bug import Maker, Patch, replaced
 from tests.teeth.patches.zero import future, hooked, reduced
 
@@ -128,12 +127,7 @@ def in_blocks(spoil: Spoil, least_bytes: int = LARGE_BYTES - 1) -> Patch:
 
         return visits
 
-    @contextmanager
-    def patch() -> Iterator[None]:
-        with replaced(ring_attention, "visits", make), replaced(fused, "visits", make):
-            yield
-
-    return patch
+    return lambda: replaced(ring_attention, "visits", make)
 
 
 def over_edge(name: str, spoil: Spoil) -> Patch:
