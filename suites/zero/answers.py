@@ -34,7 +34,6 @@ def replicated(
     engine: type[Replicated] = Replicated,
     *,
     buckets: int = 0,
-    micro_batches: int = 1,
     variant: str = "",
     held: Held[Replicated] | None = None,
     saved: int = SAVED_BY_BLOCK,
@@ -44,11 +43,11 @@ def replicated(
     bucket = 2 * task.elements if buckets == 1 else task.block_elements
     return Trained(
         task,
-        lambda dtype: engine(task, dtype, bucket * dtype.itemsize, micro_batches),
+        lambda dtype: engine(task, dtype, bucket * dtype.itemsize),
         lambda item: {"all_reduce": (count, item * task.elements)},
         held or (lambda made, item: holds(made, *[item * task.elements] * 3)),
         variant,
-        most=ceilings.replicated(task, added=micro_batches > 1, saved=saved),
+        most=ceilings.replicated(task, saved=saved),
     )
 
 

@@ -54,8 +54,9 @@ def ceiling(task: Task, terms: Terms, saved: int = SAVED_BY_BLOCK) -> Ceiling:
     return most
 
 
-def replicated(task: Task, *, added: bool = False, saved: int = SAVED_BY_BLOCK) -> Ceiling:
-    """DDP; gradients that are `added` up are there from the first micro-batch on."""
+def replicated(task: Task, *, saved: int = SAVED_BY_BLOCK) -> Ceiling:
+    """DDP; gradients that are added up are there from the first micro-batch on."""
+    added = task.micro_batches > 1
     return ceiling(
         task, lambda psi, block: (3 * psi, psi + block / 3 if added else block, psi + block / 3), saved
     )

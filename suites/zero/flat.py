@@ -23,7 +23,7 @@ from fixtures.ranks.collectives.calls import renamed
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
-from suites.zero.training import Engine, Task, loss_of, optimizer_of
+from suites.zero.training import Engine, Task, optimizer_of
 
 
 def all_gather(whole: torch.Tensor, part: torch.Tensor) -> None:
@@ -94,24 +94,11 @@ class Zero1(Engine):
         self.task, self.model = task, task.model(dtype)
         self.blocks = [FlatBlock(block, task.ctx.rank, task.ctx.size) for block in self.model]
         self.optimizer = optimizer_of([block.shard for block in self.blocks])
-        self.live_bytes = self.live_peak_bytes = self.gradient_peak_bytes = 0
+        self.live_peak_bytes = self.gradient_peak_bytes = 0
         self.prepare()
 
     def prepare(self) -> None:
         """Put in place what the stage does during forward and backward."""
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Reduce-scatter after backward, update the shard, all-gather."""
-        self.optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
-        for last, own, wanted in self.task.pieces(x, y):
-            loss = loss_of(self.model(own), wanted) / self.task.micro_batches
-            self.live_bytes = self.unsharded_bytes()
-            self.backward(loss, last)
-            total += loss.detach()
-        self.optimizer.step()
-        self.publish()
-        return total
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Keep all gradients until the end of the last micro-batch, then reduce them."""

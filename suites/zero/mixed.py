@@ -9,7 +9,7 @@ same reason those of several micro-batches add up in fp32, which is 4 Psi bytes 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,7 +36,7 @@ def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=ADAM_RATE)
 
 
-class ReducedOnce(Engine):
+class ReducedOnce(Engine, ABC):
     """What keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named

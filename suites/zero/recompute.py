@@ -82,8 +82,8 @@ def _drops(
 class Dropped(Replicated):
     """DDP around a stack that drops, by the generator that torch goes on with."""
 
-    def __init__(self, task: Dropping, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
-        super().__init__(task, dtype, bucket_bytes, micro_batches)
+    def __init__(self, task: Dropping, dtype: torch.dtype, bucket_bytes: int) -> None:
+        super().__init__(task, dtype, bucket_bytes)
         own = functools.partial(task.seed, task.ctx.rank)
         _drops(self.model, task.dropout, lambda number: torch.manual_seed(own(number)), next_drawn)
 
@@ -91,8 +91,8 @@ class Dropped(Replicated):
 class Recomputed(Dropped):
     """DDP around a stack whose blocks are checkpointed."""
 
-    def __init__(self, task: Dropping, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
-        super().__init__(task, dtype, bucket_bytes, micro_batches)
+    def __init__(self, task: Dropping, dtype: torch.dtype, bucket_bytes: int) -> None:
+        super().__init__(task, dtype, bucket_bytes)
         for block in self.model:
             block.forward = functools.partial(checkpointing.checkpoint, block.forward, use_reentrant=False)
 

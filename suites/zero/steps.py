@@ -61,14 +61,15 @@ def ddp(
     times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
     """
     task = Task(ctx, width, layers, rows, steps)
+    accumulating = replace(task, micro_batches=micro_batches)
     if ctx.at_size:
-        return at_size(ctx, replicated(task, micro_batches=micro_batches))
+        return at_size(ctx, replicated(accumulating))
     many, one, added = (
         study(ctx, technique)
         for technique in (
             replicated(task, variant="bucket per block"),
             replicated(task, buckets=1, variant="one bucket"),
-            replicated(task, micro_batches=micro_batches, variant="accumulated"),
+            replicated(accumulating, variant="accumulated"),
         )
     )
     told = answer(many, one, added)

@@ -8,9 +8,8 @@ fp64 start from the same place.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -143,16 +142,43 @@ def optimizer_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
-class Engine(ABC):
+class Engine:
     """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
 
+    task: Task
     model: nn.Sequential
     optimizer: torch.optim.Optimizer
     updates: Updates
+    live_bytes = 0  # of parameters that stand there whole between a forward and its backward
 
-    @abstractmethod
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Forward, backward, whatever is exchanged, update; give this rank's loss."""
+        """Forward and backward of every micro-batch, whatever is exchanged, update; give this rank's loss."""
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=x.device)  # a sum in bf16 would round each time
+        for last, own, wanted in self.task.pieces(x, y):
+            with self.around(last):
+                loss = loss_of(self.forward(own), wanted) / self.task.micro_batches
+                self.live_bytes = self.unsharded_bytes()
+                self.backward(loss, last)
+            total += loss.detach()
+        self.optimizer.step()
+        self.publish()
+        return total
+
+    def around(self, last: bool) -> AbstractContextManager[object]:
+        """What a micro-batch needs around it."""
+        return nullcontext()
+
+    def unsharded_bytes(self) -> int:
+        """Bytes of the parameters that stand there whole now; 0 where nobody asks."""
+        return 0
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Torch's own way, whose hooks exchange what is to be exchanged."""
+        torch.autograd.backward(loss)
+
+    def publish(self) -> None:
+        """Give everybody the updated parameters, where the optimizer does not."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give the output for this rank's rows."""
@@ -175,7 +201,7 @@ class Engine(ABC):
         """The same part of full tensors."""
         return full
 
-    def close(self) -> None:  # noqa: B027 - most have opened nothing
+    def close(self) -> None:
         """Leave nothing behind."""
 
 

@@ -18,7 +18,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
-from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, loss_of, optimizer_of
+from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, optimizer_of
 
 with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -28,44 +28,28 @@ _MEBI = 1 << 20
 
 
 class Replicated(Engine):
-    """DDP with buckets of `bucket_bytes`; a batch is cut into micro-batches that add up their gradients.
+    """DDP with buckets of `bucket_bytes`. Ranks start from different weights: those of rank 0 must win."""
 
-    Ranks start from different weights: those of rank 0 must win.
-    """
-
-    def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int, micro_batches: int = 1) -> None:
-        self.model = task.model(dtype)
+    def __init__(self, task: Task, dtype: torch.dtype, bucket_bytes: int) -> None:
+        self.task, self.model = task, task.model(dtype)
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight.mul_(1 + task.ctx.rank / task.ctx.size)
         self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=bucket_bytes / _MEBI)
-        self.micro_batches = micro_batches
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Every rank updates everything."""
         return optimizer_of(list(self.model.parameters()))
 
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Exchange gradients with the last micro-batch alone, then update."""
-        self.optimizer.zero_grad()
-        loss = torch.zeros((), dtype=torch.float64, device=x.device)  # a sum in bf16 would round each time
-        pieces = list(zip(x.chunk(self.micro_batches), y.chunk(self.micro_batches), strict=True))
-        for number, piece in enumerate(pieces, 1):
-            with self.synchronised(number == len(pieces)):
-                loss += self.accumulate(*piece)
-        self.optimizer.step()
-        return loss
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Forward by DDP, which gets ready for backward."""
+        output: torch.Tensor = self.wrapped(x)
+        return output
 
-    def synchronised(self, last: bool) -> AbstractContextManager[object]:
+    def around(self, last: bool) -> AbstractContextManager[object]:
         """Hold back the exchange until the last micro-batch."""
         return nullcontext() if last else self.wrapped.no_sync()
-
-    def accumulate(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of one micro-batch."""
-        loss = loss_of(self.wrapped(x), y) / self.micro_batches
-        torch.autograd.backward(loss)
-        return loss.detach()
 
 
 class ShardedOptimizer(Replicated):
@@ -83,7 +67,10 @@ class ShardedOptimizer(Replicated):
 
 
 class FullySharded(Engine):
-    """fully_shard around each block and the whole; parameters are cut along their first dimension."""
+    """fully_shard around each block and the whole; parameters are cut along their first dimension.
+
+    Gathering and reducing is its own business, with every micro-batch.
+    """
 
     def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
         self.task, self.model = task, task.model(dtype)
@@ -91,23 +78,10 @@ class FullySharded(Engine):
         for module in (*self.model, self.model):
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
         self.optimizer = optimizer_of(list(self.model.parameters()))
-        self.live_bytes = 0
 
     def policy(self) -> MixedPrecisionPolicy:
         """Nothing is cast."""
         return MixedPrecisionPolicy()
-
-    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Gathering and reducing is fully_shard's own business, with every micro-batch."""
-        self.optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
-        for _, own, wanted in self.task.pieces(x, y):
-            loss = loss_of(self.model(own), wanted) / self.task.micro_batches
-            self.live_bytes = self.unsharded_bytes()
-            torch.autograd.backward(loss)
-            total += loss.detach()
-        self.optimizer.step()
-        return total
 
     def unsharded_bytes(self) -> int:
         """Bytes of the parameters that stand there whole now."""
@@ -135,17 +109,20 @@ class FullySharded(Engine):
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor."""
-    if not isinstance(tensor, DTensor):
-        raise TypeError(f"a tensor of shape {list(tensor.shape)} was to be sharded and is whole")
-    return tensor.to_local()
+    return distributed(tensor).to_local()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All ranks' shards of a tensor, put together."""
+    found: torch.Tensor = distributed(tensor).full_tensor()
+    return found.detach()
+
+
+def distributed(tensor: torch.Tensor) -> DTensor:
+    """Refuse a tensor that was to be sharded and is whole."""
     if not isinstance(tensor, DTensor):
         raise TypeError(f"a tensor of shape {list(tensor.shape)} was to be sharded and is whole")
-    found: torch.Tensor = tensor.full_tensor()
-    return found.detach()
+    return tensor
 
 
 def on_mesh(

@@ -39,8 +39,8 @@ def test_the_unsharded_run_casts_where_the_sharded_one_does() -> None:
 
 
 def losses_of_micro_batches(ctx: Context) -> bool:
-    task = Task(ctx, width=8, layers=2, rows=4, steps=2)
-    engine = Replicated(task, TRAINED, 1 << 20, 4)
+    task = Task(ctx, width=8, layers=2, rows=4, steps=2, micro_batches=4)
+    engine = Replicated(task, TRAINED, 1 << 20)
     return follow(task, engine, TRAINED, Seen())["loss"].dtype is EXACT
 
 

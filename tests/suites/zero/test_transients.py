@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ FLAT: dict[str, tuple[Make, torch.dtype]] = {
 }
 BUCKETS: dict[str, Make] = {
     "ddp": replicated,
-    "no_sync": lambda task: replicated(task, micro_batches=2),
+    "no_sync": lambda task: replicated(replace(task, micro_batches=2)),
     "recompute": lambda task: recomputed(Dropping(**vars(task)))[0],
     "zero_redundancy": lambda task: replicated(task, ShardedOptimizer),
 }
