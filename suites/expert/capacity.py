@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fixtures.ranks.study import parity
-from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen
+from fixtures.ranks.study.driver import Entries, Form, Named, Run
 from suites.expert.layer import Sharded, Unsharded, route
-from suites.expert.parity import Experts, results
+from suites.expert.parity import Experts
 from suites.expert.routing import counts, matrix, top_k
 from suites.expert.tokens import WORD_BYTES, rows_of
 
@@ -61,6 +61,12 @@ class Capped(Sharded):
         self.dropped = counts(chosen[~self.kept], experts)
         dist.all_reduce(self.dropped)
         return weights, chosen.masked_fill(~self.kept, experts)
+
+    def synchronise(self) -> None:
+        """As well the loss, which then is that of all ranks."""
+        super().synchronise()
+        self.balance = self.balance.detach()
+        dist.all_reduce(self.balance)
 
 
 def taken(chosen: Tensor, experts: int, capacity: int) -> Tensor:
@@ -101,6 +107,7 @@ class CappedExperts(Experts):
     """The layer, forward and backward, with the loss beside what its outputs are for."""
 
     capacity: int
+    alone = UnshardedCapped
 
     def __post_init__(self) -> None:
         shape = self.made.shape
@@ -117,29 +124,24 @@ class CappedExperts(Experts):
         rows = [chosen[~kept] for chosen, kept in zip(self.routed, self.kept, strict=True)]
         return counts(torch.cat(rows), self.made.shape.experts)
 
-    def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
-        """This rank's tokens, and its part of the loss."""
-        rank = self.ctx.rank
-        model = Capped(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size, self.capacity)
-        x = self.made.tokens[rank].to(dtype).detach().requires_grad_()
-        with seen():
-            out = model(x)
-            torch.autograd.backward([out, WEIGHT * model.balance], [self.made.targets[rank].to(dtype), None])
-            model.synchronise()
-            balance = model.balance.detach()
-            dist.all_reduce(balance)
-        return Left({**results(out, x, model), "balance": balance}, model)
-
-    def reference(self, dtype: torch.dtype) -> Named:
-        """All tokens through all experts."""
-        whole = self.whole(dtype)
-        model = UnshardedCapped(self.made.shape, whole.wanted).to(self.ctx.device, dtype)
-        model.router, model.experts = whole.router, whole.experts
+    def whole(self, dtype: torch.dtype) -> Unsharded:
+        """The unsharded model, which knows what is dropped."""
+        model: Any = super().whole(dtype)
         model.kept = torch.cat(self.kept).to(self.ctx.device)
-        x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
-        out = model(x)
-        torch.autograd.backward([out, WEIGHT * model.balance], [torch.cat(self.made.targets).to(dtype), None])
-        return {**results(out, x, model), "balance": model.balance.detach()}
+        return model  # type: ignore[no-any-return]
+
+    def sharded(self, dtype: torch.dtype) -> Sharded:
+        """This rank's part of it."""
+        rank = self.ctx.rank
+        return Capped(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size, self.capacity)
+
+    def backward(self, out: Tensor, target: Tensor, model: Any) -> None:  # noqa: ANN401 - one that has the loss
+        """Go backward from the outputs and from this rank's part of the loss."""
+        torch.autograd.backward([out, WEIGHT * model.balance], [target, None])
+
+    def results(self, out: Tensor, x: Tensor, model: Any) -> Named:  # noqa: ANN401
+        """As well the loss of all ranks."""
+        return {**super().results(out, x, model), "balance": model.balance.detach()}
 
     def part(self, whole: Named, kept: Sharded) -> Named:
         """The loss is everybody's."""

@@ -14,7 +14,7 @@ from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from suites.expert.deepep import Arrived, Engine, combined, dispatched
 from suites.expert.layer import Sharded, route
-from suites.expert.parity import Experts, Layer, results
+from suites.expert.parity import Experts, Layer
 from suites.expert.routing import Shape, counts, tables, uniform
 from suites.expert.speed import Watched, paced, rank_tables
 from suites.expert.tokens import stream
@@ -143,7 +143,7 @@ class Carrying(Experts):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
         """One forward and backward, and everything that the engine brought."""
         made, rank = self.made, self.ctx.rank
-        model = Sharded(self.whole(dtype), made.wanted[rank], rank, self.ctx.size)
+        model = self.sharded(dtype)
         x = made.tokens[rank].to(dtype).detach().requires_grad_()
         logits = x.double() @ model.router.weight.double().T
         weights, chosen = route(logits, model.wanted, model.top_k, torch.float32)
@@ -159,7 +159,7 @@ class Carrying(Experts):
         with seen():
             model.synchronise()
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
-        return Left(results(out, x, model), model, brought)
+        return Left(self.results(out, x, model), model, brought)
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """Unknown."""

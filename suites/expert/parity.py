@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -71,6 +72,7 @@ class Experts(Technique[Sharded]):
     ctx: Context
     made: Layer
     once = (WEIGHTS,)
+    alone: ClassVar[type[Unsharded]] = Unsharded
 
     def __post_init__(self) -> None:
         shape = self.made.shape
@@ -82,24 +84,43 @@ class Experts(Technique[Sharded]):
         """The unsharded model: experts in `dtype`, the router at least in fp32."""
         seed, wanted = key(self.ctx.seed, _WEIGHTS), torch.cat(self.made.wanted)
         if self.ctx.at_size:
-            model = made(lambda: Unsharded(self.made.shape, wanted), seed, self.ctx.device, dtype)
+            model = made(lambda: self.alone(self.made.shape, wanted), seed, self.ctx.device, dtype)
         else:
             with seeded(seed >> 1):
-                model = Unsharded(self.made.shape, wanted)
+                model = self.alone(self.made.shape, wanted)
             model = model.to(torch.bfloat16).to(self.ctx.device, dtype)
         model.router.to(torch.promote_types(dtype, torch.float32))
         return model
 
+    def sharded(self, dtype: torch.dtype) -> Sharded:
+        """This rank's part of it."""
+        rank = self.ctx.rank
+        return Sharded(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size)
+
+    def backward(self, out: Tensor, target: Tensor, model: Sharded | Unsharded) -> None:
+        """Go backward from the outputs."""
+        torch.autograd.backward(out, target)
+
+    def results(self, out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:
+        """What is compared: the output, how much each expert counts, and every gradient."""
+        router, experts = model.router, model.experts
+        return {
+            "forward": out.detach(),
+            WEIGHTS: model.weights,
+            "grad:x": gradient_of(x),
+            "grad:router": torch.cat([gradient_of(one).flatten() for one in router.parameters()]),
+            "grad:experts": torch.cat([gradient_of(one).flatten() for one in experts.parameters()]),
+        }
+
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
         """This rank's tokens, through everybody's experts."""
-        rank = self.ctx.rank
-        model = Sharded(self.whole(dtype), self.made.wanted[rank], rank, self.ctx.size)
+        rank, model = self.ctx.rank, self.sharded(dtype)
         x = self.made.tokens[rank].to(dtype).detach().requires_grad_()
         with seen():
             out = model(x)
-            out.backward(self.made.targets[rank].to(dtype))
+            self.backward(out, self.made.targets[rank].to(dtype), model)
             model.synchronise()
-        return Left(results(out, x, model), model)
+        return Left(self.results(out, x, model), model)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """All tokens through all experts; at the size of training those of one rank after the other."""
@@ -110,11 +131,11 @@ class Experts(Technique[Sharded]):
         for tokens, target, wanted in zip(*(torch.split(one, sizes) for one in whole), strict=True):
             model.wanted = wanted
             out = model(tokens)
-            out.backward(target)
+            self.backward(out, target, model)
             outputs.append(out.detach())
             weights.append(model.weights)
         model.weights = torch.cat(weights)
-        return results(torch.cat(outputs), x, model)
+        return self.results(torch.cat(outputs), x, model)
 
     def part(self, whole: Named, kept: Sharded) -> Named:
         """This rank's tokens and experts; the router is everybody's."""
@@ -176,18 +197,6 @@ class Experts(Technique[Sharded]):
         copies = wide + tokens * row if item < WORD_BYTES else 0
         held = self.router_bytes(dtype) + experts + tokens * row + routed + copies
         return held + max(forward, backward, last)
-
-
-def results(out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:
-    """What is compared: the output, how much each expert counts, and every gradient."""
-    router, experts = model.router, model.experts
-    return {
-        "forward": out.detach(),
-        WEIGHTS: model.weights,
-        "grad:x": gradient_of(x),
-        "grad:router": torch.cat([gradient_of(one).flatten() for one in router.parameters()]),
-        "grad:experts": torch.cat([gradient_of(one).flatten() for one in experts.parameters()]),
-    }
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:

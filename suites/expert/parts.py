@@ -24,7 +24,7 @@ _TOKENS, _WORDS = 32, 8  # of the round trip, in which every token is followed
 def every_size(
     ctx: Context,
     sizes: list[int],
-    shape: tuple[int, int, int],
+    shape: Sequence[int],
     *,
     experts_per_rank: int,
     iterations: int,
@@ -48,7 +48,7 @@ def every_size(
 
 
 def in_part(
-    ctx: Context, among: Among, shape: tuple[int, int, int], experts_per_rank: int
+    ctx: Context, among: Among, shape: Sequence[int], experts_per_rank: int
 ) -> tuple[RoundTrip, Traffic]:
     """What a group's ranks send each other: tokens that are followed, and those that are timed."""
     count, hidden, top_k = shape

@@ -27,6 +27,22 @@ class Shape:
     experts: int
     top_k: int
 
+    @classmethod
+    def dealt(
+        cls,
+        ranks: int,
+        *,
+        tokens_per_rank: int,
+        experts_per_rank: int,
+        top_k: int,
+        hidden: int,
+        inner: int = 1,
+    ) -> Shape:
+        """As a step is told them, with as many experts on each of so many ranks."""
+        shape = cls(tokens_per_rank, hidden, inner, experts_per_rank * ranks, top_k)
+        shape.refuse(ranks)
+        return shape
+
     def refuse(self, ranks: int) -> None:
         """Name everything that cannot be, at once."""
         faults = []

@@ -31,92 +31,56 @@ from suites.expert.tokens import RoundTrip, enlarged, exact
 
 
 @step
-def dispatch_combine(
-    ctx: Context, *, routing: str, tokens_per_rank: int, experts_per_rank: int, top_k: int, words: int
-) -> dict[str, Any]:
+def dispatch_combine(ctx: Context, *, routing: str, words: int, **sizes: int) -> dict[str, Any]:
     """Every token goes to its k experts and comes back to its place, bit for bit.
 
     all_to_all: E counts, then k T_r rows there, then R_r rows back: 8 E + W (k T_r + R_r) bytes in 3 calls.
     One all_reduce of 2 counts: the rows that all ranks sent are those that all ranks received, k sum(T).
     """
-    shape = Shape(tokens_per_rank, words, 1, experts_per_rank * ctx.size, top_k)
-    shape.refuse(ctx.size)
-    trip = RoundTrip(ctx, routing, shape)
-    return _held(ctx, trip, words)
+    return _held(ctx, RoundTrip(ctx, routing, Shape.dealt(ctx.size, hidden=words, **sizes)), words)
 
 
 @step
-def parity(
-    ctx: Context,
-    *,
-    routing: str,
-    tokens_per_rank: int,
-    hidden: int,
-    inner: int,
-    experts_per_rank: int,
-    top_k: int,
-) -> dict[str, Any]:
+def parity(ctx: Context, *, routing: str, **sizes: int) -> dict[str, Any]:
     """A mixture of experts, forward and backward, against the unsharded one with everybody's tokens.
 
     all_to_all: E counts; rows there and back; their gradients there and back: 8 E + 2 W (k T_r + R_r) bytes
     in 5 calls. all_reduce: the router's gradient, hidden x E, in fp32 at least; an expert's is whole where
     the expert is.
     """
-    shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
-    shape.refuse(ctx.size)
+    shape = Shape.dealt(ctx.size, **sizes)
     fit_layer(ctx, shape)
     made = Experts(ctx, layer(ctx, routing, shape))
     if ctx.at_size:
         told = at_size(ctx, made)
         return {**told, "figures": {**told["figures"], "imbalance": imbalance(made.sent)}}
-    return _held(ctx, made, hidden)
+    return _held(ctx, made, shape.hidden)
 
 
 @step
-def capacity(
-    ctx: Context,
-    *,
-    routing: str,
-    tokens_per_rank: int,
-    hidden: int,
-    inner: int,
-    experts_per_rank: int,
-    top_k: int,
-    factor: float,
-) -> dict[str, Any]:
+def capacity(ctx: Context, *, routing: str, factor: float, **sizes: int) -> dict[str, Any]:
     """`parity` where an expert takes `factor` times its share of a rank's rows, with a load-balance loss.
 
     Which rows are dropped, how many for each expert, and the loss over the tokens of all ranks are held to
     rules written out (`capacity`, with sources). Rows that are dropped are not sent. all_reduce: beside the
     router's gradient E + 1 loads, E drops and the loss, of 8 bytes each.
     """
-    shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
-    shape.refuse(ctx.size)
-    most = capacity_of(factor, tokens_per_rank, top_k, shape.experts)
+    shape = Shape.dealt(ctx.size, **sizes)
+    most = capacity_of(factor, shape.tokens, shape.top_k, shape.experts)
     made = CappedExperts(ctx, layer(ctx, routing, shape), most)
     rows = sum(chosen.numel() for chosen in made.routed)
-    return _held(ctx, made, hidden, dropped=float(made.dropped.sum()) / rows)
+    return _held(ctx, made, shape.hidden, dropped=float(made.dropped.sum()) / rows)
 
 
 @step
-def group_limited(
-    ctx: Context,
-    *,
-    tokens_per_rank: int,
-    experts_per_rank: int,
-    top_k: int,
-    words: int,
-    most_nodes: int,
-    groups: int,
-) -> dict[str, Any]:
+def group_limited(ctx: Context, *, words: int, most_nodes: int, groups: int, **sizes: int) -> dict[str, Any]:
     """Every token goes to at most `most_nodes` nodes, crosses to each once, and is spread inside it.
 
     H1_r rows of W + 8 k bytes leave rank r in hop 1 (one for each node that a token goes to), H2_r rows of
     W bytes in hop 2; the ways back carry as many rows as came, of W bytes. With 8 n + 8 E bytes of counts
     that is 6 calls of all_to_all. Row by row, every (token, expert) pair on another node would cross alone.
     """
-    shape = Shape(tokens_per_rank, words, 1, experts_per_rank * ctx.size, top_k)
-    shape.refuse(ctx.size)
+    shape = Shape.dealt(ctx.size, hidden=words, **sizes)
     made = Limited(ctx, shape, nodes_of(ctx, groups), most_nodes)
     found = study(ctx, made)
     saved, line = made.crossings(found.runs[torch.int64].kept)
@@ -164,11 +128,11 @@ def groups(
     the world is the one group. In a group of s with E experts: E counts, k T_r rows there and R_r back, then
     D_r rows there and C_r back of W' bytes: 8 E + W (k T_r + R_r) + W' (D_r + C_r) in 5 calls of all_to_all.
     """
-    count, hidden, top_k = sizes[ctx.device.type]
+    kind = ctx.device.type
     return every_size(
         ctx,
-        sizes_in(ctx.size, group_sizes[ctx.device.type]),
-        (count, hidden, top_k),
+        sizes_in(ctx.size, group_sizes[kind]),
+        sizes[kind],
         experts_per_rank=experts_per_rank,
         iterations=iterations,
         budget_s=budget_s,
@@ -180,15 +144,11 @@ def deepep(
     ctx: Context,
     *,
     routing: str,
-    tokens_per_rank: int,
-    hidden: int,
-    inner: int,
-    experts_per_rank: int,
-    top_k: int,
     sizes: dict[str, list[int]],
     iterations: int,
     budget_s: float,
     module: str = "deep_ep",
+    **small: int,
 ) -> dict[str, Any]:
     """The same tokens and the same layer through DeepEP's Buffer; n/a where no node has it.
 
@@ -196,16 +156,15 @@ def deepep(
     recv_x), and one row for each of its ranks is added up at home. torch cannot count what its kernels send;
     it counts the router's gradient, and carries the exact payloads.
     """
-    shape = Shape(tokens_per_rank, hidden, inner, experts_per_rank * ctx.size, top_k)
-    shape.refuse(ctx.size)
+    shape = Shape.dealt(ctx.size, **small)
     count, width, slots = sizes[ctx.device.type]
-    with opened(ctx, module, max(hidden, width)) as made:
+    with opened(ctx, module, max(shape.hidden, width)) as made:
         tokens = Carried(ctx, made, load(ctx, routing, shape))
         whole = Carrying(ctx, layer(ctx, routing, shape), made)
         told = answer(study(ctx, tokens), study(ctx, whole))
-        large = Shape(count, width, 1, experts_per_rank * ctx.size, slots)
+        large = Shape(count, width, 1, shape.experts, slots)
         timed = paces(ctx, made, load(ctx, "even", large), iterations, budget_s)
-    sent = exact(ctx, scaled(whole.sent, hidden))
+    sent = exact(ctx, scaled(whole.sent, shape.hidden))
     return {**told, **timed, "parity": told["parity"] + timed["parity"], **sent}
 
 
@@ -215,14 +174,11 @@ def m2n(
     *,
     routing: str,
     tokens_per_batch: int,
-    hidden: int,
-    inner: int,
-    experts_per_rank: int,
-    top_k: int,
     layers: int,
     micro_batches: int,
     stage_ms: float,
     share: tuple[int, int] = (1, 1),
+    **sizes: int,
 ) -> dict[str, Any]:
     """Attention on the first M ranks, experts on the other N, micro-batches taking turns; `share` is M to N.
 
@@ -231,8 +187,7 @@ def m2n(
     arXiv:2504.02263. A stage lasts at least `stage_ms`, standing for the work of a larger model.
     """
     attention = attention_ranks(ctx.size, share)
-    shape = Shape(tokens_per_batch, hidden, inner, experts_per_rank * (ctx.size - attention), top_k)
-    shape.refuse(ctx.size - attention)
+    shape = Shape.dealt(ctx.size - attention, tokens_per_rank=tokens_per_batch, **sizes)
     draw = partial(problem, ctx, routing, shape, layers=layers, micro_batches=micro_batches, ranks=attention)
     return disaggregated_trial(ctx, attention, draw, stage_ms / 1e3)
 

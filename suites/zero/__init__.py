@@ -1,4 +1,1 @@
-"""Data parallelism and the stages of ZeRO.
-
-`test_*.py` is controller code; every other file is sent to the nodes.
-"""
+"""Data parallelism and the stages of ZeRO."""

@@ -1,4 +1,1 @@
-"""Attention ranks and expert ranks apart: M-to-N dispatch and N-to-M combine.
-
-Every file is sent to the nodes.
-"""
+"""Attention ranks and expert ranks apart: M-to-N dispatch and N-to-M combine."""

@@ -1,4 +1,1 @@
-"""The five axes of a mixture of experts on one mesh.
-
-Every file is sent to the nodes.
-"""
+"""The five axes of a mixture of experts on one mesh."""

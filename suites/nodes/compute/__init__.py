@@ -1,4 +1,1 @@
-"""What the devices of a node compute and copy, timed and compared.
-
-Every file is sent to the nodes.
-"""
+"""What the devices of a node compute and copy, timed and compared."""
