@@ -11,18 +11,18 @@ from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
 from suites.mesh.task import Task
 from suites.mesh.technique import loss_of
+from suites.pipeline.stages import meta
 
 
 class Part(nn.Module):
     """Some blocks of a Llama, with the names that they have in it; the ends of the model at its ends."""
 
-    def __init__(self, task: Task, whole: Llama) -> None:
+    def __init__(self, whole: Llama, numbers: range, *, first: bool, last: bool) -> None:
         super().__init__()
-        numbers = range(task.stage * task.blocks, (task.stage + 1) * task.blocks)
-        self.embedding = whole.embedding if task.first else None
+        self.embedding = whole.embedding if first else None
         self.blocks = nn.ModuleDict({str(number): whole.blocks[number] for number in numbers})
-        self.norm = whole.norm if task.last else None
-        self.head = whole.head if task.last else None
+        self.norm = whole.norm if last else None
+        self.head = whole.head if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens or activations in, activations or logits out."""
@@ -35,12 +35,23 @@ class Part(nn.Module):
         return x
 
 
+def forms(
+    shape: tuple[int, int], dtype: torch.dtype, *, width: int, words: int, first: bool, last: bool
+) -> tuple[Tensor, Tensor]:
+    """What a micro-batch of (rows, tokens) is before and after a stage: numbers, activations or logits."""
+    taken = meta(shape, torch.int64, False) if first else meta((*shape, width), dtype)
+    return taken, meta((*shape, words if last else width), dtype)
+
+
 class Staged(Divided):
     """This rank's stage at work. Parameters gathered for the first micro-batch stay until the last."""
 
     def __init__(self, task: Task, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__(task, mesh, dtype, reshard=False)
-        taken, given = self._shapes(dtype)
+        shape = task.rows // task.micro_batches, task.tokens
+        taken, given = forms(
+            shape, dtype, width=task.width, words=task.hidden, first=task.first, last=task.last
+        )
         stage = pipelining.PipelineStage(
             self.model,
             task.stage,
@@ -54,16 +65,9 @@ class Staged(Divided):
 
     def module(self, whole: Llama) -> nn.Module:
         """Its stage."""
-        return Part(self.task, whole)
-
-    def _shapes(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What a micro-batch is before and after this stage: to find out, torch would run it on noise."""
         task = self.task
-        shape = (task.rows // task.micro_batches, task.tokens)
-        tokens = torch.empty(shape, dtype=torch.int64, device="meta")
-        inner = torch.empty(*shape, task.width, dtype=dtype, device="meta", requires_grad=True)
-        logits = torch.empty(*shape, task.hidden, dtype=dtype, device="meta", requires_grad=True)
-        return (tokens if task.first else inner), (logits if task.last else inner)
+        numbers = range(task.stage * task.blocks, (task.stage + 1) * task.blocks)
+        return Part(whole, numbers, first=task.first, last=task.last)
 
     def forth_and_back(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Pass all micro-batches forth and back; the last stage gives loss and logits."""

@@ -24,6 +24,7 @@ from suites.context import layout as context_layout
 from suites.mesh.axes import Layout
 from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.zero import clipping
+from suites.zero.training import in_pieces
 
 CHANNELS = 8  # of a head
 GROUPED = 2  # query heads that share a key-value head
@@ -161,14 +162,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     for number in range(task.steps):
         x, y = task.batch(number)
         optimizer.zero_grad()
-        outputs = []
-        for one, target in zip(
-            *(one.chunk(len(x) if task.ctx.at_size else 1) for one in (x, y)), strict=True
-        ):
-            outputs.append(model(one))
-            torch.autograd.backward(loss_of(outputs[-1], target) * (len(one) / len(x)))
-            outputs[-1] = outputs[-1].detach()
-        logits = task.own(torch.cat(outputs))
+        logits = task.own(in_pieces(model, loss_of, x, y, len(x) if task.ctx.at_size else 1))
         norm = clipping.of_norms(clipping.clip_alone(model, task.clip))
         steps.append({"loss": loss_of(logits, task.own(y)), "logits": logits, **norm})
         optimizer.step()

@@ -29,6 +29,7 @@ from suites.zero import clipping, issued
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -306,16 +307,22 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     for number in range(task.steps):
         x, y = task.batch(number, dtype)
         optimizer.zero_grad()
-        pieces = task.ctx.size if task.ctx.at_size else 1
-        outputs = []
-        for one, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
-            outputs.append(model(one))
-            torch.autograd.backward(loss_of(outputs[-1], target) / pieces)
-        losses.append(task.losses(torch.cat(outputs), y))
+        output = in_pieces(model, loss_of, x, y, task.ctx.size if task.ctx.at_size else 1)
+        losses.append(task.losses(output, y))
         norms += clipping.clip_alone(model, task.clip)
         optimizer.step()
     grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
     return {**whole_results(task, model, losses, grads), **clipping.of_norms(norms)}
+
+
+def in_pieces(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor, pieces: int) -> torch.Tensor:
+    """Forward and backward of a batch in so many equal pieces, one after another; give the whole output."""
+    outputs = []
+    for one, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+        output = model(one)
+        torch.autograd.backward(loss(output, target) / pieces)
+        outputs.append(output.detach())
+    return torch.cat(outputs)
 
 
 def whole_results(task: Task, model: nn.Module, losses: list[torch.Tensor], grads: Named) -> Named:

@@ -21,33 +21,29 @@ from fixtures.ranks.study import models
 from suites.expert.layer import Sharded, Unsharded
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.task import Task
+from suites.mesh.staged import Part
 from suites.tensor.blocks import Split
 from suites.tensor.regions import Group, gather_from_sequence
 
 _KEPT_SEQUENCE = 3  # the dimension of stacked keys and values that context parallelism splits
 
 
-class Stage(nn.Module):
+class Stage(Part):
     """`micro_batch` says which one comes next; `left` is what left the stage, micro-batch by micro-batch."""
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
-        super().__init__()
-        whole = task.model(dtype)
-        stage, _, self.context, _ = grid.place
-        first, last = stage == 0, stage == task.axes.stages - 1
-        self.numbers = task.blocks_of(stage)
-        self.embedding = whole.embedding if first else None
-        self.blocks = nn.ModuleDict({str(number): whole.blocks[number] for number in self.numbers})
-        self.norm = whole.norm if last else None
-        self.head = whole.head if last else None
+        stage, _, context, _ = grid.place
+        numbers = task.blocks_of(stage)
+        super().__init__(task.model(dtype), numbers, first=stage == 0, last=stage == task.axes.stages - 1)
+        self.context = context
         self.tensor, self.expert, self.along = (grid.group(line) for line in ("tp", "ep", "cp"))
         self.positions = [positions.to(task.ctx.device) for positions in task.positions()]
         self.wanted = {
             (number, i): task.wanted(task.ctx.rank, number, i).to(task.ctx.device)
-            for number in self.numbers
+            for number in numbers
             for i in range(task.dims.micro_batches)
         }
-        for number in self.numbers:
+        for number in numbers:
             block = self._block(number)
             block.mlp, block.forward = self._experts(block.mlp), partial(self._through, block, number)
         for name, weight in self.weights().items():
@@ -79,13 +75,8 @@ class Stage(nn.Module):
             yield ".".join(parts), weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """One micro-batch: token numbers or activations in, activations or logits out."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-        for number in self.numbers:
-            x = self._block(number)(x)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
+        """One micro-batch, whose output is kept."""
+        x = super().forward(x)
         self.left.append(x.detach())
         return x
 

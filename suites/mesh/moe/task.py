@@ -98,10 +98,6 @@ class Task:
         """Rows of the whole batch."""
         return self.axes.data * self.dims.micro_batches * self.dims.rows
 
-    def width_out(self, stage: int) -> int:
-        """How wide what leaves a stage is: activations, or logits."""
-        return VOCABULARY if stage == self.axes.stages - 1 else self.dims.width
-
     # who has what
 
     def blocks_of(self, stage: int) -> range:

@@ -28,10 +28,11 @@ from fixtures.ranks.study.updates import Updates
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
-from suites.mesh.moe.task import Task
+from suites.mesh.moe.task import VOCABULARY, Task
+from suites.mesh.staged import forms
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
-from suites.pipeline.stages import RecordedStage, meta, stepped
+from suites.pipeline.stages import RecordedStage, stepped
 
 
 class Trainer:
@@ -97,16 +98,15 @@ class Trainer:
     def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
         """torch's schedule around the stage. Shapes are given."""
         task, group = self.task, self.grid.group("pp")
-        shape = (task.dims.rows, task.tokens)
+        shape, width = (task.dims.rows, task.tokens), task.dims.width
+        taken, given = forms(shape, dtype, width=width, words=VOCABULARY, first=self.first, last=self.last)
         stage = _MicroBatched(
             self.stage,
             group.rank,
             group.size,
             task.ctx.device,
-            input_args=meta(shape, torch.int64, False)
-            if self.first
-            else meta((*shape, task.dims.width), dtype),
-            output_args=meta((*shape, task.width_out(group.rank)), dtype),
+            input_args=taken,
+            output_args=given,
             group=group.handle,
         )
         stage.recorder = self.recorder
