@@ -15,8 +15,7 @@ from fixtures.ranks.study.traffic import Traffic
 from suites.tensor import test_tensor
 from tests.gpu import hanging, training
 from tests.gpu.frame import GREEN, IMPOSSIBLE, RED, Here, Point, Said, all_of
-from tests.suites import parallel
-from tests.suites.tensor import test_closed_forms
+from tests.suites import parallel, test_closed_forms
 
 COLUMN = test_tensor.STEPS[:1]
 MLP = test_tensor.AT_SIZE[:1]
@@ -39,8 +38,9 @@ def looked(point: Callable[[Here], str], place: Path) -> Said:
 
 
 def test_what_is_counted_is_held_to_the_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_closed_forms, "STEPS", COLUMN)
-    point = partial(training.counting, families=["tensor.test_closed_forms"])
+    cases = [(case.step, case.parameters) for case in COLUMN]
+    monkeypatch.setitem(test_closed_forms.CASES, "tensor", cases)
+    point = partial(training.counting, families=["tensor"])
     assert looked(point, tmp_path / "right").words.startswith("1 runs of a step issue and hold")
     monkeypatch.setattr(Traffic, "totals", lambda _: {"all_gather": (7, 7)})
     assert looked(point, tmp_path / "wrong").colour == RED

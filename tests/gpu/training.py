@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -20,16 +19,11 @@ from suites.zero import test_zero
 from tests.fixtures.ranks.gloo_world import context
 from tests.gpu.frame import Here, Impossible, world_of_one
 from tests.suites import parallel
+from tests.suites import test_closed_forms as closed_forms
 from tests.suites.fake_world import assert_closed_forms
 from tests.suites.test_at_size import asked
 
 RANKS, RANK = 8, 0  # to whose experts somebody sends: torch's fake group refuses to send an empty tensor
-FAMILIES = (
-    "zero.test_closed_forms",
-    "tensor.test_closed_forms",
-    "context.test_steps",
-    "mesh.test_closed_forms",
-)
 # Steps whose collectives are torch's own, which leaves them out of a world of one: `counting` counts them.
 BY_TORCH = (
     *("zero.fsdp", "zero.fsdp_mixed", "zero.hsdp"),
@@ -45,7 +39,7 @@ AT_SIZE = [*test_zero.AT_SIZE, *test_tensor.AT_SIZE, *test_expert.AT_SIZE]
 SENT = ("suites.zero.steps", "suites.zero.answers", "suites.tensor.technique")
 
 
-def counting(here: Here, families: Sequence[str] = FAMILIES) -> str:
+def counting(here: Here, families: Collection[str] = tuple(closed_forms.CASES)) -> str:
     """On one of 8 ranks, with tensors on the device, all steps issue and hold what closed forms say."""
     device, seen = here.device, 0
     backend = "gloo" if device.type == "cpu" else "nccl"
@@ -55,9 +49,8 @@ def counting(here: Here, families: Sequence[str] = FAMILIES) -> str:
         return replace(context(rank, size), backend=backend, device=device)
 
     for name in families:
-        family = import_module(f"tests.suites.{name}")
-        with mock.patch.object(family, "context", placed):
-            found = family.accounts(RANKS, RANK)
+        with mock.patch.object(closed_forms, "context", placed):
+            found = closed_forms.accounts(RANKS, RANK, name)
         here.keep(family=name, found=found)
         assert found, f"{name} counts no step"
         assert_closed_forms(found, len(found))

@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 
 import pytest
 
@@ -14,18 +13,12 @@ from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.study.traffic import Call, count_traffic
 from fixtures.wire.collectives import BARRIER, COLLECTIVES
 from tests.fixtures.ranks.gloo_world import context
+from tests.suites import test_closed_forms as closed_forms
 from tests.suites.fake_world import fake_world
-from tests.suites.mesh import test_closed_forms as meshes
 
 LESS, SIZE = 64, 256
 RANKS = (0, 1, 255)
 MOST_GROWTH = 5.0  # of the calls in Python, where ranks are four times as many: a square would be 16
-FAMILIES = (
-    "zero.test_closed_forms",
-    "tensor.test_closed_forms",
-    "context.test_steps",
-    "mesh.test_closed_forms",
-)
 UNEVEN = ("all_to_all", "gather", "scatter")  # ranks may say different bytes of one of these
 ONE_WAY = ("send", "recv")
 
@@ -73,9 +66,8 @@ Issued = tuple[str, int, tuple[int, ...]]  # what, its bytes, and among whom
 
 def issued(size: int, rank: int, family: str) -> list[Issued]:
     """Every collective of all steps of a family, in the order in which this rank issues them."""
-    accounts = import_module(f"tests.suites.{family}").accounts
     with count_traffic() as traffic:
-        accounts(size, rank)
+        closed_forms.accounts(size, rank, family)
     return [said(call) for call in traffic.calls if call.op not in ONE_WAY]
 
 
@@ -123,10 +115,10 @@ def test_orders_differ_where_both_ranks_take_part(orders: dict[int, list[Issued]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", closed_forms.CASES)
 def test_ranks_of_a_large_world_issue_in_one_order(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's fake group refuses to send an empty tensor, as ranks do to whose experts nobody sends.
-    monkeypatch.setattr(meshes, "CASES", meshes.LESS)
+    monkeypatch.setitem(closed_forms.CASES, "mesh", closed_forms.DENSE)
     orders = {rank: fake_world(SIZE, rank, partial(issued, family=family)) for rank in RANKS}
     assert all(len(calls) > 10 for calls in orders.values())
     assert apart(orders) == ""

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
-from fixtures.ranks.steps import REGISTRY
 from fixtures.ranks.study.driver import EXACT, TRAINED
-from suites.context import layout, steps, techniques
+from suites.context import layout, steps
 from suites.context.layout import Span, hidden
 from suites.context.technique import Shape
 from suites.context.techniques import AllGatherKV, Ring, Ulysses
 from suites.context.test_context import CONTEXT, SIZES
 from tests.fixtures.ranks.gloo_world import context
-from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
 from tests.suites.parallel import assert_green
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
 CASES = [(case.step, case.parameters) for case in CONTEXT]
-MASKED = [(step, parameters) for step, parameters in CASES if parameters.get("causal", True)]
-SMALL = {"batch": 1, "tokens": 2, "dim": 4}
 
 Answers = list[tuple[str, list[dict[str, Any]]]]
 
@@ -67,25 +62,6 @@ def test_the_closed_forms_of_the_work_count_what_masks_let_through(size: int) ->
     assert balanced == [layout.zigzag_pairs(length, size)] * size
     assert len(set(plain)) == size
     assert all(sorted(torch.cat(cut).tolist()) == list(range(length)) for cut in cuts)
-
-
-# closed forms where only counting is possible
-
-
-def accounts(size: int, rank: int) -> Accounts:
-    """Traffic and memory on one rank of a world of `size`, where nobody looks ahead."""
-    ctx = context(rank, size)
-    found: Accounts = []
-    with values_left_out("suites.context.steps"), mock.patch.object(techniques, "hiding", return_value={}):
-        for step, parameters in MASKED:
-            told = REGISTRY[step](ctx, **{**parameters, **SMALL})
-            found.append((step, told["traffic"], told["memory"]))
-    return found
-
-
-@pytest.mark.parametrize(("size", "rank"), [(8, 7), (64, 32)])
-def test_traffic_and_memory_are_the_closed_forms(size: int, rank: int) -> None:
-    assert_closed_forms(fake_world(size, rank, accounts), len(MASKED))
 
 
 @pytest.mark.parametrize("size", [8, 64, 512])

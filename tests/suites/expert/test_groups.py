@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fixtures.ranks.steps import REGISTRY, Context
 from suites.expert.groups import Nodes
@@ -17,6 +17,7 @@ from suites.expert.routing import Shape
 from suites.expert.tokens import TAGS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.expert.test_steps import issued
+from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import assert_green, load, red
 from tests.teeth.bug import replaced
 from tests.teeth.expert import DIVIDED, LIMITED
@@ -112,18 +113,20 @@ def test_a_wrong_word_names_the_rank_of_the_world_that_has_it() -> None:
     assert said["wrong"].startswith("wrong data at rank 3 ")
 
 
-def fake_parts(world: int, size: int) -> list[dict[str, Any]]:
-    """What one rank of a fake world issues in its part for a timed dispatch and combine."""
-    dist.destroy_process_group()
-    dist.init_process_group("fake", rank=world - 1, world_size=world, store=FakeStore())
-    with divided(context(world - 1, world), size) as among:
-        assert among.ranks == range(world - size, world)
-        return issued(in_part(context(world - 1, world), among, (8, 32, 2), 2)[1])
+def parts(world: int, rank: int, sizes: tuple[int, ...]) -> Accounts:
+    """What one rank of a fake world issues in its part for a timed dispatch and combine, for each size."""
+    found: Accounts = []
+    for size in sizes:
+        with divided(context(rank, world), size) as among:
+            assert among.ranks == range(world - size, world)
+            found.append((f"EP {size}", issued(in_part(context(rank, world), among, (8, 32, 2), 2)[1]), []))
+    return found
 
 
-def test_parts_issue_the_closed_form_in_fake_worlds() -> None:
-    pairs = [(world, size) for world in (64, 512) for size in (8, 16, 32)] + [(512, 64)]
-    lines = run_world(1, lambda _: [fake_parts(*pair) for pair in pairs])[0]
-    for (_, size), (line,) in zip(pairs, lines, strict=True):
-        assert (line["op"], line["group"]) == ("all_to_all", f"EP {size}")
-        assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"])
+@pytest.mark.parametrize(("world", "sizes"), [(64, (8, 16, 32)), (512, (8, 16, 32, 64))])
+def test_parts_issue_the_closed_form_in_fake_worlds(world: int, sizes: tuple[int, ...]) -> None:
+    found = fake_world(world, world - 1, partial(parts, sizes=sizes))
+    assert_closed_forms(found, len(sizes))
+    assert [("all_to_all", name) for name, _, _ in found] == [
+        (line["op"], line["group"]) for _, lines, _ in found for line in lines
+    ]

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
@@ -31,6 +29,7 @@ from suites.expert.routing import (
 from suites.expert.speed import Traffic, even_traffic
 from suites.expert.test_expert import ROUTINGS
 from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import assert_green
 from tests.teeth.expert import APART, CAPPED, LIMITED, PARITY, PATTERN, SPEED, TOKENS
 
@@ -104,18 +103,15 @@ def issued(technique: Technique[None]) -> list[dict[str, Any]]:
     return technique.traffic(dtype, run_once(technique, dtype).seen)
 
 
-def fake_speed(ranks: int) -> list[dict[str, Any]]:
-    """What one rank of a fake world of this size issues for a dispatch and a combine."""
-    dist.destroy_process_group()
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    return issued(Traffic(context(0, ranks), even_traffic(7, ranks, Shape(8, 32, 1, 2 * ranks, 2)), 32))
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_timed_exchanges_issue_the_closed_form_in_fake_worlds(ranks: int) -> None:
+    def speed(size: int, rank: int) -> Accounts:
+        goes = even_traffic(7, size, Shape(8, 32, 1, 2 * size, 2))
+        return [("speed", issued(Traffic(context(rank, size), goes, 32)), [])]
 
-
-def test_timed_exchanges_issue_the_closed_form_in_fake_worlds() -> None:
-    found = run_world(1, lambda _: [fake_speed(ranks) for ranks in (8, 64)])[0]
-    for (line,) in found:
-        assert line["op"] == "all_to_all"
-        assert (line["count"], line["bytes"]) == (line["expected_count"], line["expected_bytes"])
+    found = fake_world(ranks, 0, speed)
+    assert_closed_forms(found, 1)
+    assert [line["op"] for line in found[0][1]] == ["all_to_all"]
 
 
 def test_the_router_is_that_of_the_reference_model_when_nothing_is_preferred() -> None:
