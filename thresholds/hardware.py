@@ -95,6 +95,9 @@ class Experts:
         return list(known[name])
 
 
+MOST_PARTS = 8  # of an unsharded batch or sequence, each as long as one rank's in a small world
+
+
 @dataclass(frozen=True)
 class Model:
     """Sizes of the model at which each technique runs once. `sequence`: tokens of a rank."""
@@ -106,6 +109,10 @@ class Model:
     sequence: int
     micro_batches: int
     layers: int
+
+    def tokens(self, ranks: int) -> int:
+        """Of a rank of a world: `sequence`, or fewer where all would have more than MOST_PARTS of it."""
+        return min(self.sequence, MOST_PARTS * self.sequence // ranks)
 
 
 @dataclass(frozen=True)

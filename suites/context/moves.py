@@ -5,29 +5,22 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from fixtures.ranks.collectives.calls import renamed
 from suites.context.ring_attention import wide
-from suites.tensor.regions import met
+from suites.tensor.regions import Group, all_gather, met, reduce_scatter
+
+_SEQUENCE = 3  # the dimension of stacked keys and values
 
 
-def whole_sequence(block: torch.Tensor, size: int) -> torch.Tensor:
+def whole_sequence(block: torch.Tensor, group: Group) -> torch.Tensor:
     """All-gather (2, batch, heads, tokens, dim) of every rank into (2, batch, heads, ranks x tokens, dim).
 
     The result is wide, so that gradients are summed wide: reduce-scatter backward.
     """
-
-    def gathered(own: torch.Tensor) -> torch.Tensor:
-        parts = own.new_empty((size * own.shape[0], *own.shape[1:]))
-        renamed("all_gather_single", "all_gather_into_tensor")(parts, own.contiguous())
-        return _divided(parts, 0, size).movedim(0, 3).flatten(3, 4).to(wide(own.dtype))
-
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
-        parts = _divided(gradient, 3, size).movedim(3, 0).contiguous()
-        own = torch.empty_like(parts[0])
-        renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, parts.flatten(0, 1))
-        return own.to(block.dtype)
-
-    return met(block, gathered, summed)
+    return met(
+        block,
+        lambda own: all_gather(own, _SEQUENCE, group).to(wide(own.dtype)),
+        lambda gradient: reduce_scatter(gradient, _SEQUENCE, group).to(block.dtype),
+    )
 
 
 def to_heads(part: torch.Tensor, size: int) -> torch.Tensor:

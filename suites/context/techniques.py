@@ -30,6 +30,7 @@ from suites.context.ring_attention import (
     wide,
 )
 from suites.context.technique import ALONE, ContextParallel, Shape
+from suites.tensor.regions import Group
 
 # Tokens and channels of the block that is passed on while another is computed: more than its latency.
 BLOCKS = {"cpu": (128, 32), "cuda": (4096, 128)}
@@ -45,7 +46,7 @@ class AllGatherKV(ContextParallel):
         layout = Layout(
             0, self.span(self.places[self.ctx.rank]), (*map(self.span, blocks),), self.shape.causal
         )
-        gathered = whole_sequence(torch.stack((k, v)), self.ctx.size)
+        gathered = whole_sequence(torch.stack((k, v)), Group(self.ctx.rank, self.ctx.size))
         return block_attention(q, gathered, self.kernel(layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:

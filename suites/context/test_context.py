@@ -11,7 +11,6 @@ from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
 from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
-MOST_PARTS = 8  # of the sequence at the size of training, each as long as one rank's in a small world
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
@@ -53,7 +52,7 @@ def of_heads(model: Model, ranks: int) -> dict[str, int]:
 
 def _tokens(model: Model, ranks: int) -> int:
     """As many for each rank, and an even number, of which a zig-zag makes two chunks."""
-    return max(min(model.sequence, MOST_PARTS * model.sequence // ranks) // 2, 1) * 2
+    return max(model.tokens(ranks) // 2, 1) * 2
 
 
 AT_SIZE = [  # with fused attention

@@ -24,7 +24,6 @@ LIMITED: dict[str, Any] = {
     "most_nodes": 2,
     "groups": 4,
 }
-MOST_PARTS = 8  # of the tokens at the size of training, each as many as one rank's in a small world
 # tokens, hidden, top-k, where the hardware file has no [experts]. On GPUs the settings of DeepEP's own
 # benchmarks: training, and decoding.
 SIZES = {
@@ -134,7 +133,7 @@ def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
     """Give the sizes of a layer, with so many times fewer tokens."""
     each = max(model.experts // ranks, 1)
     inner = model.hidden // 4 * model.experts // (each * ranks) // 8 * 8
-    tokens = min(model.sequence, MOST_PARTS * model.sequence // ranks) // fewer
+    tokens = model.tokens(ranks) // fewer
     return {
         "tokens_per_rank": max(tokens, 1),
         "hidden": model.hidden,

@@ -35,7 +35,7 @@ from fixtures.ranks.study.driver import (
 )
 from fixtures.ranks.study.fitting import fit
 from suites.pipeline import bubble
-from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, in_flight
+from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, differing, in_flight
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
@@ -137,10 +137,7 @@ class Scheduled(Technique[Pipeline]):
         ROCm's matrix products do not promise the same bits, nor do those of any device that are large.
         """
         done = [span.op for span in run.kept.recorder.spans]
-        wanted = self.plan.order(self.shape, self.ctx.rank)
-        missing = abs(len(done) - len(wanted))
-        differ = sum(a != b for a, b in zip(done, wanted)) + missing  # noqa: B905 - what is missing is counted
-        order: dict[str, Any] = {"what": "order", "error": float(differ), "tolerance": 0.0}
+        order = differing(done, self.plan.order(self.shape, self.ctx.rank))
         if torch.version.hip or self.ctx.at_size:
             return [order]
         right = self.part(self.alone(dtype, self.shape.micro_batches), run.kept)

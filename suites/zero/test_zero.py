@@ -15,7 +15,6 @@ from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
-MOST_PARTS = 8  # of the batch at the size of training, each as long as one rank's in a small world
 # Blocks enough that all of them at once are more than the few that a rank may have.
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
@@ -62,7 +61,7 @@ TRAINED = [*STEPS, *DEEPSPEED]
 
 def scaled(model: Model, ranks: int) -> dict[str, int]:
     """Give the sizes of a model; the unsharded batch does not grow with the world."""
-    rows = max(min(model.sequence, MOST_PARTS * model.sequence // ranks), 4)
+    rows = max(model.tokens(ranks), 4)
     return {"width": model.hidden, "layers": model.layers, "rows": rows}
 
 

@@ -16,7 +16,7 @@ from suites.mesh.moe.grid import Axes, Grid, on_grid
 from suites.mesh.moe.task import Dims, Task, unsharded
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Combined, Issued, told
-from suites.pipeline.schedules import PLANS, Shape
+from suites.pipeline.schedules import PLANS, Shape, differing
 
 PATTERNS = {
     "pp": ("send_recv",),
@@ -67,14 +67,12 @@ class Mixture(Combined[Trainer]):
         return [*held, memory.entry("in-flight micro-batches", run.kept.recorder.held.peak, most)]
 
     def beside(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
-        """Who did what when, against 1F1B as its paper says: the number of places where they differ."""
+        """Who did what when, against 1F1B as its paper says."""
         held = super().beside(dtype, run)
         if run.kept.schedule is None:
             return held
-        wanted = _PLAN.order(self.shape, self.grid.place[0])
         done = [span.op for span in run.kept.recorder.spans]
-        differ = abs(len(done) - len(wanted)) + sum(a != b for a, b in zip(done, wanted))  # noqa: B905 - counted
-        return [*held, {"what": "order", "error": float(differ), "tolerance": 0.0}]
+        return [*held, differing(done, _PLAN.order(self.shape, self.grid.place[0]))]
 
 
 def run(ctx: Context, axes: Axes, dims: Dims, kind: type[Mixture] = Mixture) -> dict[str, Any]:
