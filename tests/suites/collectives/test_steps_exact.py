@@ -16,6 +16,7 @@ from tests.fixtures.ranks.gloo_world import context, run_world
 
 ELEMENTS = [1, 17, 4097]
 ITERATIONS = 3
+ONCE: Any = {"iterations": 1, "budget_s": 1, "copy": False}  # a sweep that would be short
 REDUCING = [name for name, shape in COLLECTIVES.items() if shape.reduces]
 MOVING = [name for name, shape in COLLECTIVES.items() if not shape.reduces]
 CASES = [
@@ -83,33 +84,22 @@ def test_a_world_of_one_is_refused(collective: str) -> None:
     with pytest.raises(ValueError, match=f"{collective} needs at least two ranks"):
         steps.exact(context(0, 1), collective=collective, dtype="fp32", elements=[4], iterations=1)
     with pytest.raises(ValueError, match="needs at least two ranks"):
-        steps.sweep(
-            context(0, 1),
-            collective=collective,
-            dtype="fp32",
-            sizes=[64],
-            iterations=1,
-            budget_s=1,
-            copy=False,
-        )
+        steps.sweep(context(0, 1), collective=collective, dtype="fp32", sizes=[64], **ONCE)
 
 
-def test_unknown_words_and_sizes_that_are_too_small_are_refused_all_at_once() -> None:
-    with pytest.raises(ValueError, match="unknown collective 'all_reduc'"):
-        steps.exact(context(0, 2), collective="all_reduc", dtype="fp32", elements=[4], iterations=1)
-    with pytest.raises(ValueError, match="unknown dtype 'fp31'"):
-        steps.exact(context(0, 2), collective="all_reduce", dtype="fp31", elements=[4], iterations=1)
-    with pytest.raises(ValueError, match="unknown operation 'xor'"):
-        steps.exact(
-            context(0, 2), collective="all_reduce", dtype="fp32", op="xor", elements=[4], iterations=1
-        )
+@pytest.mark.parametrize(
+    ("collective", "dtype", "op", "unknown"),
+    [
+        ("all_reduc", "fp32", "sum", "collective 'all_reduc'"),
+        ("all_reduce", "fp31", "sum", "dtype 'fp31'"),
+        ("all_reduce", "fp32", "xor", "operation 'xor'"),
+    ],
+)
+def test_unknown_words_are_refused(collective: str, dtype: str, op: str, unknown: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown {unknown}"):
+        steps.exact(context(0, 2), collective=collective, dtype=dtype, op=op, elements=[4], iterations=1)
+
+
+def test_sizes_that_are_too_small_are_refused_all_at_once() -> None:
     with pytest.raises(ValueError, match=r"of 8 bytes.*of 16 bytes.*smallest size is 32 bytes"):
-        steps.sweep(
-            context(0, 2),
-            collective="all_gather",
-            dtype="fp32",
-            sizes=[8, 16, 32],
-            iterations=1,
-            budget_s=1,
-            copy=False,
-        )
+        steps.sweep(context(0, 2), collective="all_gather", dtype="fp32", sizes=[8, 16, 32], **ONCE)

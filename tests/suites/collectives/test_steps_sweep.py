@@ -24,17 +24,9 @@ def test_the_steps_are_registered_under_their_names() -> None:
 
 def test_every_collective_returns_all_samples_of_all_sizes() -> None:
     def run(ctx: Context) -> Any:
+        asked: Any = {"dtype": "bf16", "sizes": SIZES, "iterations": 12, "budget_s": 20}
         return {
-            name: steps.sweep(
-                ctx,
-                collective=name,
-                dtype="bf16",
-                sizes=SIZES,
-                iterations=12,
-                budget_s=20,
-                copy=name == "gather",
-            )
-            for name in COLLECTIVES
+            name: steps.sweep(ctx, collective=name, copy=name == "gather", **asked) for name in COLLECTIVES
         }
 
     for answers in run_world(3, run):
@@ -48,20 +40,12 @@ def test_every_collective_returns_all_samples_of_all_sizes() -> None:
 
 
 def test_a_barrier_is_swept_and_unsupported_cases_say_so() -> None:
+    asked: Any = {"iterations": 11, "budget_s": 5, "copy": False}
+
     def run(ctx: Context) -> Any:
         with pytest.raises(Unsupported, match="the backend says: Invalid scalar type"):
-            steps.sweep(
-                ctx,
-                collective="all_gather",
-                dtype="fp8_e5m2",
-                sizes=[64],
-                iterations=9,
-                budget_s=1,
-                copy=False,
-            )
-        return steps.sweep(
-            ctx, collective="barrier", dtype="fp32", sizes=[0], iterations=11, budget_s=5, copy=False
-        )
+            steps.sweep(ctx, collective="all_gather", dtype="fp8_e5m2", sizes=[64], **asked)
+        return steps.sweep(ctx, collective="barrier", dtype="fp32", sizes=[0], **asked)
 
     for answer in run_world(2, run):
         assert [(size["size_bytes"], len(size["seconds"])) for size in answer["sizes"]] == [(0, 11)]
