@@ -13,8 +13,6 @@ from fixtures.node import processes
 from fixtures.node.nccl.log import from_nccl_log
 from fixtures.wire.facts import OMNI_PATH
 
-__all__ = ["describe", "expand", "from_nccl_log", "read_counters", "settled_counters"]
-
 Counters = dict[str, int]
 
 WORD_BYTES = 4  # port_xmit_data counts words of four octets (InfiniBand Architecture, PortCounters)
