@@ -52,15 +52,13 @@ from suites.zero.wrapped import on_mesh
 
 
 @step
-def ddp(
-    ctx: Context, *, width: int, layers: int, rows: int, steps: int, micro_batches: int
-) -> dict[str, Any]:
+def ddp(ctx: Context, *, micro_batches: int, **sizes: int) -> dict[str, Any]:
     """DistributedDataParallel: L all-reduces of Psi/L with a bucket per block, 1 of Psi with one bucket.
 
     With `no_sync` the gradients of m micro-batches add up and are exchanged once: L calls and Psi, not m
     times that. All three equal the big batch, and one bucket equals many (arXiv:2006.15704, section 4).
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Task(ctx, **sizes)
     accumulating = replace(task, micro_batches=micro_batches)
     if ctx.at_size:
         return at_size(ctx, replicated(accumulating))
@@ -74,7 +72,7 @@ def ddp(
     )
     told = answer(many, one, added)
     told["parity"] += alike(many, one, "one bucket against many")
-    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * layers)}
+    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
 
 
 @step
@@ -116,92 +114,84 @@ def fsdp(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - wha
 
 
 @step
-def fsdp_prefetch(
-    ctx: Context, *, width: int, layers: int, rows: int, steps: int, speed: dict[str, int]
-) -> dict[str, Any]:
+def fsdp_prefetch(ctx: Context, *, speed: dict[str, int], **sizes: int) -> dict[str, Any]:
     """fully_shard that gathers the next block while this one computes, forward and backward: the calls, the
     bytes and the bits are those of fully_shard without it (2 Psi gathered, Psi reduced; arXiv:2304.11277,
     section 3.3). How much of the exchange hides is measured on GPUs: gloo on CPUs has no streams.
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Task(ctx, **sizes)
     return on_mesh(ctx, (ctx.size,), lambda mesh: prefetched(task, mesh, speed))
 
 
 @step
-def fsdp_mixed(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def fsdp_mixed(ctx: Context, **sizes: int) -> dict[str, Any]:
     """fully_shard with MixedPrecisionPolicy(bf16, reduce in fp32): of P parameters 2 P bytes gathered twice
     and 4 P reduced, 4 P/w held of parameters, of gradients and of state (arXiv:2304.11277, section 4.4).
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Task(ctx, **sizes)
     return on_mesh(ctx, (ctx.size,), lambda mesh: _cast(task, mesh))
 
 
 @step
-def hsdp(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def hsdp(ctx: Context, **sizes: int) -> dict[str, Any]:
     """fully_shard on a mesh of r replicas x s shards: all-gathers (2 Psi) and reduce-scatters (Psi) among the
     s, all-reduces of Psi/s among the r (arXiv:2304.11277, section 3.2.2). A node is a replica where there are
     several nodes of one size; else there are two replicas, or one where the ranks are few or odd.
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Task(ctx, **sizes)
     return on_mesh(ctx, replicas(ctx), lambda mesh: hybrid(task, mesh))
 
 
 @step
-def zero_redundancy(ctx: Context, *, width: int, layers: int, rows: int, steps: int) -> dict[str, Any]:
+def zero_redundancy(ctx: Context, **sizes: int) -> dict[str, Any]:
     """ZeroRedundancyOptimizer beside DDP: L all-reduces of Psi/L, then each rank broadcasts what it updated.
     It deals out whole weights, of which a block has three of one size, in turn: rank r owns every w-th of the
     3 L from the r-th on (torch's `_partition_parameters`: largest first, to the lightest). Who owns none
     broadcasts one number of 4 bytes.
     """
-    task = Task(ctx, width, layers, rows, steps)
-    shares = dealt(task.elements, layers, ctx.size)
+    task = Task(ctx, **sizes)
+    shares = dealt(task.elements, task.layers, ctx.size)
     technique = owned(task, shares)
-    moves = [Move("all_reduce", ITEM * task.block_elements)] * layers
+    moves = [Move("all_reduce", ITEM * task.block_elements)] * task.layers
     moves += [Move("broadcast", ITEM * share) for share in shares if share]
     return {**answer(study(ctx, technique)), **sent(ctx, moves)}
 
 
 @step
-def mixed_precision(
-    ctx: Context, *, width: int, layers: int, rows: int, steps: int, micro_batches: int
-) -> dict[str, Any]:
+def mixed_precision(ctx: Context, *, micro_batches: int, **sizes: int) -> dict[str, Any]:
     """bf16 parameters and gradients, fp32 masters and Adam on this rank's shard: per parameter 2 + 2 + 12/w
     bytes held, 4 bytes reduce-scattered (in fp32) and 2 all-gathered (arXiv:1910.02054, section 3.1).
     Micro-batches add up in fp32: 4 bytes more held, and the same exchanged once.
     """
-    task = Task(ctx, width, layers, rows, steps)
+    task = Task(ctx, **sizes)
     added = mixed_zero1(replace(task, micro_batches=micro_batches), "accumulated")
     told = answer(study(ctx, mixed_zero1(task)), study(ctx, added))
     return {**told, **sent_sharded(task, 1, WIDE.itemsize, TRAINED.itemsize)}
 
 
 @step
-def deepspeed(
-    ctx: Context, *, width: int, layers: int, rows: int, steps: int, stage: int, module: str
-) -> dict[str, Any]:
+def deepspeed(ctx: Context, *, stage: int, module: str, **sizes: int) -> dict[str, Any]:
     """DeepSpeed's stage 1, 2 or 3: Psi reduced, Psi gathered (stage 3: 2 Psi); Psi of params held (stage 3:
     Psi/w), Psi/w of masters and of state (arXiv:1910.02054, sections 5 and 7). n/a where nodes lack it.
     """
     deepspeed_engine.build_in_job()
-    task, has = Task(ctx, width, layers, rows, steps), engine(ctx, module, deepspeed_engine.NEEDS)
+    task, has = Task(ctx, **sizes), engine(ctx, module, deepspeed_engine.NEEDS)
     done = study(ctx, deepspeed_engine.Stage(task, has, stage))
     return {**answer(done), **sent_sharded(task, 2 if stage == 3 else 1, WIDE.itemsize, WIDE.itemsize)}
 
 
 @step
-def recompute(
-    ctx: Context, *, width: int, layers: int, rows: int, steps: int, dropout: float
-) -> dict[str, Any]:
+def recompute(ctx: Context, *, dropout: float, **sizes: int) -> dict[str, Any]:
     """DDP with activation checkpointing of blocks with dropout: the same traffic as DDP, gradients equal to
     those without checkpointing, bit for bit, so that the masks are the same when they are drawn again, and
     per block n d saved elements in place of 10 n d (arXiv:1604.06174; derived in `recompute`).
     """
-    task = Dropping(ctx, width, layers, rows, steps, dropout=dropout)
+    task = Dropping(ctx, **sizes, dropout=dropout)
     less, kept = (study(ctx, technique) for technique in recomputed(task))
     told = answer(less, kept)
     for dtype, run in less.runs.items():
         told["parity"] += same(kept.runs[dtype], run, f" (recomputed against kept, {NAMES[dtype]})")
-    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * layers)}
+    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
 
 
 @step
