@@ -157,6 +157,19 @@ def report_dir(here: Path, text: str | None, root: Path) -> tuple[Path, Path | N
     return place, (ours.with_name("runs") if same else None)
 
 
+def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | None:
+    """Give the run that --resume names, before `reports/out` leads elsewhere; None without one.
+
+    Raises UnusableError where the new report would take the place of that run.
+    """
+    if not text:
+        return None
+    directory = (here / os.path.expanduser(text)).resolve()
+    if runs is None and directory == place.resolve():
+        raise UnusableError(f"--resume {text}: what was measured there must stay; name another --report-dir")
+    return directory
+
+
 def junit_path(text: str | None) -> Path | None:
     """Give the path of --junitxml as pytest understands it, None when it was not asked for.
 
@@ -191,6 +204,7 @@ def main(arguments: Sequence[str]) -> int:
     root = Path(__file__).resolve().parent.parent
     place, runs = report_dir(Path.cwd(), given(words, "--report-dir"), root)
     try:
+        resumed(Path.cwd(), given(words, "--resume"), place, runs)
         take(place, junit_path(given(words, "--junitxml", "--junit-xml")), runs).release()
     except (HeldError, UnusableError) as refused:
         print(refused, file=sys.stderr)

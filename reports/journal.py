@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -177,6 +177,13 @@ def each(path: Path, measurements: bool = True) -> Iterator[Record]:
                 if isinstance(record, CheckRecord):
                     record = _with_samples(record, held) if measurements else _without_samples(record)
                 yield record
+
+
+def check_in(line: bytes, measurement_of: Callable[[str], Mapping[str, object]]) -> CheckRecord:
+    """The check of a line without fault, with its samples, which another check may hold."""
+    check = cast("CheckRecord", decode(line[:-_BEFORE_LENGTH] + b"}"))
+    other = check.measurement.get(_SAME_AS)
+    return _with_samples(check, {} if other is None else {str(other): measurement_of(str(other))})
 
 
 def parts(directory: Path, run_id: str) -> list[Path]:

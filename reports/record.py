@@ -161,6 +161,8 @@ class PlanRecord:
 
 
 READY, SET_ASIDE = "ready", "set aside"
+# A property of a check whose answer an earlier run measured: the id of that run.
+ORIGIN = "taken over from"
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reports.audit import head
 from reports.decision import NodeVerdict, RunVerdict, Standing, exit_status
-from reports.record import CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
+from reports.record import ORIGIN, CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
 
 SCHEMA_VERSION = 1
@@ -91,6 +92,7 @@ def _searched_s(check: CheckRecord) -> float:
 def time_of(records: Sequence[Record]) -> dict[str, float]:
     """Where the seconds of the run went; of groups beside each other the parts are more than the whole."""
     checks = [record for record in records if isinstance(record, CheckRecord)]
+    checks = [check for check in checks if ORIGIN not in check.properties]  # that was time of another run
     searching = sum(_searched_s(check) for check in checks)
     again = float(sum(repeat.seconds for check in checks for repeat in check.repeats))
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
@@ -123,8 +125,15 @@ def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
         "cut_short": verdict.cut_short,
         "refusals": verdict.refusals,
         "notes": run.notes if run else (),
+        "taken_over": _taken_over(records),
         "versions": run.versions if run else {},
     }
+
+
+def _taken_over(records: Sequence[Record]) -> dict[str, int]:
+    """How many checks were not measured in this run, by the run that did."""
+    checks = [record for record in records if isinstance(record, CheckRecord)]
+    return dict(Counter(check.properties[ORIGIN] for check in checks if ORIGIN in check.properties))
 
 
 def _node(node: NodeVerdict) -> dict[str, object]:
