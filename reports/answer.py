@@ -71,7 +71,13 @@ def console_lines(verdict: RunVerdict, report: str = "report.html") -> list[str]
     accepted = verdict.standing(Standing.ACCEPTED)
     others = (*verdict.standing(Standing.UNPROVEN), *verdict.standing(Standing.REJECTED))
     width = max((len(node.node) for node in verdict.nodes), default=0)
-    return [*_accepted(accepted, width), *(_bad(node, width) for node in others), _closing(verdict, report)]
+    beside = (_beside(node, width) for node in verdict.standing(Standing.BESIDE))
+    return [
+        *_accepted(accepted, width),
+        *beside,
+        *(_bad(node, width) for node in others),
+        _closing(verdict, report),
+    ]
 
 
 def _accepted(nodes: tuple[NodeVerdict, ...], width: int) -> Iterator[str]:
@@ -81,13 +87,17 @@ def _accepted(nodes: tuple[NodeVerdict, ...], width: int) -> Iterator[str]:
         yield from (f"accepted  {node.node:<{width}}  {node.reason}" for node in nodes)
 
 
+def _beside(node: NodeVerdict, width: int) -> str:
+    return f"beside    {node.node:<{width}}  {first_line(node.reason, 240)}"
+
+
 def _bad(node: NodeVerdict, width: int) -> str:
     where = f"  (see {node.checks[0]})" if node.checks and node.checks[0] not in node.reason else ""
     return f"{node.standing.value:<8}  {node.node:<{width}}  {first_line(node.reason, 240)}{where}"
 
 
 def _closing(verdict: RunVerdict, report: str) -> str:
-    counts = ", ".join(f"{len(verdict.standing(standing))} {standing.value}" for standing in Standing)
+    counts = ", ".join(f"{number} {standing}" for standing, number in verdict.counts.items())
     terms = f"workload {verdict.workload or 'unknown'} on hardware {verdict.hardware or 'unknown'}"
     why = f"; nobody is accepted: {verdict.refusals[0]}" if verdict.refusals else ""
     return f"{counts} for {terms}{why}; details: {report}"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from reports.audit import Audit, Fault, NotReported, cut_short, examine, head, last_word
 from reports.objections import Objection, Weight, collect, refusals
 from reports.record import (
+    BESIDE,
     READY,
     SET_ASIDE,
     Blame,
@@ -29,11 +30,12 @@ from reports.text import first_line
 
 
 class Standing(str, Enum):
-    """What becomes of a node at the end of a run."""
+    """What becomes of a node at the end of a run. One that was beside the others is not judged by it."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     UNPROVEN = "unproven"
+    BESIDE = "beside"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,18 @@ class RunVerdict:
     def standing(self, standing: Standing) -> tuple[NodeVerdict, ...]:
         """The nodes that have this standing, in the order of the hosts file."""
         return tuple(node for node in self.nodes if node.standing is standing)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many nodes have each standing; of those that were beside others only where there are any."""
+        found = {standing.value: len(self.standing(standing)) for standing in Standing}
+        return found if found[Standing.BESIDE.value] else {**dict(list(found.items())[:-1])}
+
+    @property
+    def all_good(self) -> bool:
+        """Whether all nodes that were to be judged are accepted, and none beside them is bad."""
+        standings = {node.standing for node in self.nodes}
+        return Standing.ACCEPTED in standings and standings <= {Standing.ACCEPTED, Standing.BESIDE}
 
 
 def decide(records: Sequence[Record]) -> RunVerdict:
@@ -196,9 +210,21 @@ def _nodes(
         for name in check.nodes:
             if last_word(check, name).outcome is Outcome.PASS:
                 passed.setdefault(name, []).append(check.id)
+    beside = run.inputs.get(BESIDE, "").split() if run else []
     for name in everyone:
         line = run.hosts.get(name, "") if run else ""
-        yield _judge(name, line, against.get(name, []), passed.get(name, []))
+        verdict = _judge(name, line, against.get(name, []), passed.get(name, []))
+        yield _beside(verdict) if name in beside else verdict
+
+
+def _beside(verdict: NodeVerdict) -> NodeVerdict:
+    """What is said of a node that was proven before: only that it is bad, if it is."""
+    if verdict.standing is Standing.REJECTED:
+        return replace(verdict, reason=f"it was beside the others, and is bad: {verdict.reason}")
+    more = f": {verdict.reason}" if verdict.standing is Standing.UNPROVEN and verdict.checks else ""
+    return replace(
+        verdict, standing=Standing.BESIDE, reason=f"it took part, and is not judged by this run{more}"
+    )
 
 
 def _judge(name: str, line: str, against: Sequence[Objection], passed: Sequence[str]) -> NodeVerdict:

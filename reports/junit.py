@@ -81,8 +81,16 @@ def _run_case(verdict: RunVerdict) -> Case:
     return Case(RUN_CLASS, RUN_NAME, "error", kind, wrong[0], "\n".join(wrong))
 
 
+_OF_NODES = {
+    Standing.ACCEPTED: "",
+    Standing.REJECTED: "failure",
+    Standing.UNPROVEN: "error",
+    Standing.BESIDE: "skipped",
+}
+
+
 def _node_case(node: NodeVerdict, verdict: RunVerdict) -> Case:
-    element = {Standing.ACCEPTED: "", Standing.REJECTED: "failure", Standing.UNPROVEN: "error"}[node.standing]
+    element = _OF_NODES[node.standing]
     message = f"{node.node} is {node.standing.value}: {node.reason}"
     body = "\n".join([message, "", "decided by:", *node.checks]) if node.checks else message
     properties = (

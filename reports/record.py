@@ -163,6 +163,7 @@ class PlanRecord:
 READY, SET_ASIDE = "ready", "set aside"
 # A property of a check whose answer an earlier run measured: the id of that run.
 ORIGIN = "taken over from"
+BESIDE = "beside"  # of the inputs of a run: its nodes that take part and are not judged
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reports.audit import head
-from reports.decision import NodeVerdict, RunVerdict, Standing, exit_status
+from reports.decision import NodeVerdict, RunVerdict, exit_status
 from reports.record import ORIGIN, CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
 
@@ -37,7 +37,7 @@ def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> 
         "hardware": verdict.hardware,
         "nodes": [_node(node) for node in verdict.nodes],
         "counts": {
-            "nodes": {standing.value: len(verdict.standing(standing)) for standing in Standing},
+            "nodes": verdict.counts,
             "checks": check_counts(verdict),
         },
         "blame": [{"check": one.check, **dataclasses.asdict(one.blame)} for one in verdict.blame],

@@ -17,16 +17,17 @@ VERDICT, TIME = "shakedown_node_verdict", "shakedown_node_judged_timestamp_secon
 
 
 def lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Two metrics of each node, by its newest run. A run of selected checks judges nobody."""
+    """Two metrics of each node, by the newest run that judged it. A run of selected checks judges nobody."""
     newest: dict[str, tuple[Run, RunVerdict, NodeVerdict]] = {}
     for run in sorted(runs, key=_ended):
         verdict = decide(run.records)
         if not verdict.selection:
-            newest.update({node.node: (run, verdict, node) for node in verdict.nodes})
+            judged = [node for node in verdict.nodes if node.standing is not Standing.BESIDE]
+            newest.update({node.node: (run, verdict, node) for node in judged})
     yield f"# HELP {VERDICT} What the newest run says of the node: 1 for that verdict, 0 for others."
     yield f"# TYPE {VERDICT} gauge"
     for name, (_, verdict, node) in sorted(newest.items()):
-        for standing in Standing:
+        for standing in (standing for standing in Standing if standing is not Standing.BESIDE):
             about = {
                 "node": name,
                 "verdict": standing.value,

@@ -199,9 +199,9 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
 
 
 def _answers(verdict: RunVerdict) -> tuple[Answer, ...]:
-    """Rejected nodes first, then unproven ones; nodes with the same reason share an answer."""
+    """Rejected nodes first, then unproven ones, then those beside; nodes of one reason share an answer."""
     groups: dict[tuple[Standing, str], list[NodeVerdict]] = {}
-    for standing in (Standing.REJECTED, Standing.UNPROVEN):
+    for standing in (Standing.REJECTED, Standing.UNPROVEN, Standing.BESIDE):
         for node in verdict.standing(standing):
             groups.setdefault((standing, node.reason), []).append(node)
     return tuple(
