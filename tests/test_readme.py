@@ -70,6 +70,8 @@ ELSEWHERE = {
     ".venv/bin/pytest suites/ --hosts nodes.txt --hardware h100-sxm5-ndr400": "what make accept runs",
     ".venv/bin/python -m reports render reports/out": "test_a_run_that_was_killed_still_has_an_answer",
     ".venv/bin/pytest suites/ --hosts nodes.txt --groups-of 8 -n 4": "test_workers.py runs it",
+    ".venv/bin/pytest suites/ --hosts nodes.txt --resume reports/runs/20261120T141203Z-9f31c0": "test_resume",
+    ".venv/bin/pytest suites/ --hosts repaired.txt --beside accepted.txt": "test_beside.py runs it",
     "make test": "it is what runs this test",
     FAULTS: "test_the_catalogue_has_the_rows_that_are_named",
     ".venv/bin/python -m tests.lab up --nodes 4 --rate 200mbit": "test_the_lab_says_what_to_run",

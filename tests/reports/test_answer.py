@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reports.answer import console_lines, hosts_line, write_lists
+from reports.begin import LISTS
 from reports.decision import NodeVerdict, Standing, decide
 from reports.record import NodeRecord, Outcome, Record
 from tests.each import each
@@ -12,7 +13,7 @@ from tests.reports.making import alone, check, green, green_checks, journal_of
 
 def written(records: list[Record], directory: Path) -> dict[str, str]:
     write_lists(directory, decide(records))
-    return {standing.value: (directory / f"{standing.value}.txt").read_text() for standing in Standing}
+    return {name.removesuffix(".txt"): (directory / name).read_text() for name in LISTS}
 
 
 def hosts(text: str) -> list[str]:
