@@ -24,8 +24,8 @@ BESIDE = f"{USUAL} and not alone"
 LOGS = ROOT / ".venv"
 AUTOGROUP = Path("/proc/self/autogroup")
 # User and system time of all parts, with what they start: wall time tells of the machine's other users too.
-# What all of them took on two cores, 2050 to 2550 s, and two thirds more for a slower machine.
-BUDGET_CPU_S = 4200.0
+# What all of them take on two cores, about 2100 s, and a third more for a slower or busier machine.
+BUDGET_CPU_S = 2800.0
 SLOWEST = 10
 _DURATION = re.compile(r"^ *([\d.]+)s (call|setup|teardown) +(\S.*)$", re.MULTILINE)
 

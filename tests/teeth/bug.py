@@ -14,7 +14,7 @@ from unittest import mock
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context
-from fixtures.ranks.study import driver, overlap
+from fixtures.ranks.study import at_size, driver, overlap
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
 
@@ -22,6 +22,13 @@ Patch = Callable[[], AbstractContextManager[Any]]
 Maker = Callable[[Callable[..., Any]], Callable[..., Any]]
 HEALTHY = "healthy"
 MOST_UNFORMED = 3
+_UNTIMED = ((timing, "WINDOW_S", 0.0), (overlap, "ROUNDS", 1), (overlap, "STAGE_S", 0.0))
+# What makes a run for one part alone, and what it answers where that is not asked for.
+_SHOWS: tuple[tuple[str, Any, str, Any], ...] = (
+    ("repeat", driver, "repeated", []),
+    ("memory", driver, "highest", []),
+    ("figures", at_size, "taken_down", {}),
+)
 
 
 @dataclass(frozen=True)
@@ -176,16 +183,13 @@ def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
 @contextmanager
 def _as_little(bug: Bug) -> Iterator[None]:
     """Measure for no time, unless that is judged, and make no run of a study that shows nothing asked for."""
-    shows = {"repeat": "repeated", "memory": "highest"}
-    asked = set(shows) if not bug.red or "error" in bug.red else set(bug.red)
-    untimed = (
-        [] if bug.timed else [(timing, "WINDOW_S", 0.0), (overlap, "ROUNDS", 1), (overlap, "STAGE_S", 0.0)]
-    )
+    every = not bug.red or "error" in bug.red
     with ExitStack() as less:
-        for module, name, value in untimed:
+        for module, name, value in () if bug.timed else _UNTIMED:
             less.enter_context(mock.patch.object(module, name, value))
-        for part in shows.keys() - asked:
-            less.enter_context(mock.patch.object(driver, shows[part], return_value=[]))
+        for part, module, name, nothing in _SHOWS:
+            if not every and part not in bug.red:
+                less.enter_context(mock.patch.object(module, name, return_value=nothing))
         yield
 
 
