@@ -15,6 +15,7 @@ from fixtures.ranks.study.driver import TRAINED
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
 from suites.tensor.dropout import DroppingMlp
+from suites.tensor.issued import enough
 from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
@@ -35,11 +36,6 @@ class Vocabulary(nn.Module):
         logits: Tensor = self.head(self.table(numbers))
         losses = functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
         return losses.view(self.targets.shape)
-
-
-def multiple(number: int, ranks: int) -> int:
-    """The next multiple, so that any number of ranks can split it."""
-    return -(-number // ranks) * ranks
 
 
 def activations(ctx: Context, batch: int, length: int, width: int) -> Tensor:
@@ -94,7 +90,7 @@ def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
 
 def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) -> tuple[Vocabulary, Tensor]:
     """The model, which knows its targets, and its tokens: as many as all borders need, at least."""
-    long = max(length, -(-2 * ctx.size // batch))
+    long = enough(batch, length, ctx.size)
     numbers, targets = (tokens(ctx.seed + more, batch, long, words) for more in (1, 2))
     borders = _borders(words, ctx.size)
     numbers.view(-1)[: borders.numel()] = borders

@@ -13,18 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.ranks.steps import Context, step
-from fixtures.ranks.study.traffic import Expected
-from suites.tensor import blocks, layers, models, overlap
+from suites.tensor import blocks, issued, layers, models, overlap
 from suites.tensor import dropout as dropping
 from suites.tensor.blocks import Split, Whole, kv_heads, shared_kv
 from suites.tensor.dtensor import Planned, block_plan, head_plan, sequence_plan
+from suites.tensor.issued import STATISTIC, multiple
 from suites.tensor.layers import columns, rows
-from suites.tensor.models import activations, multiple
+from suites.tensor.models import activations
 from suites.tensor.regions import Group
 from suites.tensor.technique import Functional, told
-
-_FUSED = {"all_gather": 3, "reduce_scatter": 2}
-_STATISTIC_BYTES = 4  # of softmax, in fp32 where logits are bf16: no less
 
 
 @step
@@ -41,17 +38,14 @@ def column(
     whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
     cuts = {"weight": rows(group), "bias": rows(group)}
 
-    def issued(item: int) -> Expected:
-        reduced = {"all_reduce": (1, batch * length * width * item)}
-        return reduced | ({"all_gather": (1, batch * length * features * item)} if gather else {})
-
+    sizes = {"batch": batch, "length": length, "width": width, "features": features}
     layer = Functional(
         whole=whole,
         x=x,
         group=group,
         cuts=cuts if gather else {**cuts, "forward": columns(group)},
         forward=lambda w, x: layers.column_linear(x, w["weight"], w["bias"], group, gather),
-        issued=issued,
+        issued=lambda item: issued.column(ctx.size, item, **sizes, gather=gather),
         elements=features // ctx.size * (width + 1),
         local=() if gather else ("forward",),
     )
@@ -70,17 +64,14 @@ def row(ctx: Context, *, batch: int, length: int, width: int, features: int, spl
     whole, x = models.linear(ctx, width, features), activations(ctx, batch, length, width)
     cuts = {"weight": columns(group)}
 
-    def issued(item: int) -> Expected:
-        reduced = {"all_reduce": (1, batch * length * features * item)}
-        return reduced | ({"all_gather": (1, batch * length * width * item)} if split else {})
-
+    sizes = {"batch": batch, "length": length, "width": width, "features": features}
     layer = Functional(
         whole=whole,
         x=x,
         group=group,
         cuts=cuts if split else {**cuts, "input": columns(group)},
         forward=lambda w, x: layers.row_linear(x, w["weight"], w["bias"], group, split),
-        issued=issued,
+        issued=lambda item: issued.row(ctx.size, item, **sizes, split=split),
         elements=width // ctx.size * features + features,
     )
     return told(ctx, layer)
@@ -103,11 +94,11 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
         group=group,
         cuts=blocks.mlp_cuts(group),
         forward=lambda w, x: blocks.mlp(Whole(group), x, *w.values()),
-        issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
+        issued=lambda item: issued.mlp(ctx.size, item, batch=batch, length=length, width=width),
         elements=3 * width * hidden // ctx.size,
         saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
         # x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
-        most=lambda whole, item: whole // ctx.size + x.numel() * (2 * item + 5 * max(item, _STATISTIC_BYTES)),
+        most=lambda whole, item: whole // ctx.size + x.numel() * (2 * item + 5 * max(item, STATISTIC)),
     )
     return told(ctx, layer)
 
@@ -129,7 +120,7 @@ def mlp_dropout(
         group=group,
         cuts=blocks.mlp_cuts(group),
         forward=lambda w, x: dropping.mlp(Whole(group), whole, x, w.values()),
-        issued=lambda item: {"all_reduce": (2, 2 * x.numel() * item)},
+        issued=lambda item: issued.mlp(ctx.size, item, batch=batch, length=length, width=width),
         elements=3 * width * hidden // ctx.size,
         saved=lambda whole, item: 2 * x.numel() * item + (whole - 2 * x.numel() * item) // ctx.size,
     )
@@ -150,7 +141,7 @@ def attention(
     number, kv = ctx.size * heads, kv_heads(ctx.size, replicate)
     width = number * channels
     x, head = activations(ctx, batch, length, width), channels * width
-    shared = 2 if replicate else 0  # weights of key-value heads
+    sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     with shared_kv(group, number, kv, channels) as mine:
         layer = Functional(
             whole=models.attention(ctx, width, number, kv),
@@ -158,7 +149,7 @@ def attention(
             group=group,
             cuts=blocks.attention_cuts(group, mine),
             forward=lambda w, x: blocks.attention(Whole(group), mine, x, *w.values()),
-            issued=lambda item: {"all_reduce": (2 + shared, (2 * x.numel() + shared * head) * item)},
+            issued=lambda item: issued.attention(ctx.size, item, **sizes, replicate=replicate),
             elements=2 * heads * head + 2 * head,
         )
         return told(ctx, layer)
@@ -175,14 +166,14 @@ def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int)
     group = Group(ctx.rank, ctx.size)
     words = multiple(words, ctx.size)
     whole, numbers = models.vocabulary(ctx, batch, length, width, words)
-    targets, count = whole.targets, numbers.numel()
+    targets = whole.targets
     layer = Functional(
         whole=whole,
         x=numbers,
         group=group,
         cuts={"table.weight": rows(group), "head.weight": rows(group)},
         forward=lambda w, x: layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
-        issued=lambda item: {"all_reduce": (5, count * (2 * width * item + 3 * max(item, _STATISTIC_BYTES)))},
+        issued=lambda item: issued.vocabulary(ctx.size, item, batch=batch, length=length, width=width),
         elements=2 * words // ctx.size * width,
     )
     return told(ctx, layer)
@@ -195,6 +186,7 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
     Traffic: two all_reduces of X forward, two backward. Memory: 1/n of the matrices, all of the norms.
     """
     group = Group(ctx.rank, ctx.size)
+    sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Functional(
@@ -203,7 +195,7 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
         group=group,
         cuts=blocks.block_cuts(group, channels),
         forward=lambda w, x: blocks.block(Whole(group), blocks.KvHeads(channels), w, x),
-        issued=lambda item: {"all_reduce": (4, 4 * x.numel() * item)},
+        issued=lambda item: issued.block(ctx.size, item, **sizes),
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
     return told(ctx, layer)
@@ -222,6 +214,7 @@ def sequence(
     """
     group = Group(ctx.rank, ctx.size)
     length = multiple(length, ctx.size)
+    sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
 
@@ -235,11 +228,7 @@ def sequence(
         group=group,
         cuts=blocks.block_cuts(group, channels) | blocks.sequence_cuts(group),
         forward=lambda w, x: blocks.block(Split(group), blocks.KvHeads(channels), w, x),
-        issued=lambda item: {
-            "all_gather": (6, 6 * x.numel() * item),
-            "reduce_scatter": (4, 4 * x.numel() * item),
-            "all_reduce": (2, 2 * x.shape[-1] * item),
-        },
+        issued=lambda item: issued.sequence(ctx.size, item, **sizes),
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
         saved=saved,
         # Gathered x, and dX as three summands and a sum.
@@ -266,7 +255,7 @@ def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) 
             group=group,
             cuts=blocks.mlp_cuts(group) | blocks.sequence_cuts(group),
             forward=lambda w, x: overlap.mlp(ops, x, *w.values()),
-            issued=lambda item: {kind: (n, n * x.numel() * item) for kind, n in _FUSED.items()},
+            issued=lambda item: issued.async_tp(ctx.size, item, batch=batch, length=length, width=width),
             elements=3 * width * hidden // ctx.size,
             saved=lambda whole, _: whole // ctx.size,
             ops=ops,
@@ -283,6 +272,7 @@ def dtensor(
     Traffic: two all_reduces of X forward; backward one for each of q, k, v, gate and up, which do not know
     that they share their input: five. Memory as in `block`.
     """
+    sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Planned(
@@ -291,7 +281,7 @@ def dtensor(
         x=x,
         group=Group(ctx.rank, ctx.size),
         plan=block_plan,
-        issued=lambda item: {"all_reduce": (7, 7 * x.numel() * item)},
+        issued=lambda item: issued.dtensor(ctx.size, item, **sizes),
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
     return told(ctx, layer)
@@ -308,6 +298,7 @@ def dtensor_sequence(
     """
     group = Group(ctx.rank, ctx.size)
     length = multiple(length, ctx.size)
+    sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
     layer = Planned(
@@ -317,7 +308,7 @@ def dtensor_sequence(
         group=group,
         cuts=blocks.sequence_cuts(group),
         plan=sequence_plan,
-        issued=lambda item: dict.fromkeys(("all_gather", "reduce_scatter"), (4, 4 * x.numel() * item)),
+        issued=lambda item: issued.dtensor_sequence(ctx.size, item, **sizes),
         elements=blocks.block_elements(ctx.size, channels, heads, hidden),
     )
     return told(ctx, layer)
@@ -333,11 +324,6 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
     """
     words = multiple(words, ctx.size)
     whole, numbers = models.vocabulary(ctx, batch, length, width, words)
-
-    def issued(item: int) -> Expected:
-        token_bytes = width * item + 2 * max(item, _STATISTIC_BYTES) + item
-        return {"all_reduce": (4, numbers.numel() * token_bytes)}
-
     layer = Planned(
         ctx=ctx,
         whole=whole,
@@ -345,7 +331,7 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
         group=Group(ctx.rank, ctx.size),
         plan=head_plan,
         parallel_loss=True,
-        issued=issued,
+        issued=lambda item: issued.loss_parallel(ctx.size, item, batch=batch, length=length, width=width),
         elements=words * width + words // ctx.size * width,
     )
     return told(ctx, layer)

@@ -9,6 +9,7 @@ from tests.house.imports import HOUSE, RECORDS, Room
 SENT = ("fixtures.wire", "fixtures.node", "fixtures.ranks")
 CHECKING = ("fixtures.wire", "fixtures.transport", "fixtures.cluster", "fixtures.check")
 READ = ("thresholds", *RECORDS)
+ISSUED = ("suites.tensor.issued", "suites.zero.issued")
 SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib", "pydantic", "pydantic_core")
 
 # The first row whose glob matches a file counts. Each package imports from its own floor only itself.
@@ -58,7 +59,14 @@ ROOMS = (
     ),
     Room(
         "suites/**/test_*.py",
-        ("fixtures.wire", "fixtures.check", "fixtures.blame.selfcheck", "suites.zero.issued", *READ),
+        (
+            "fixtures.wire",
+            "fixtures.check",
+            "fixtures.blame.selfcheck",
+            "suites.tensor.issued",
+            "suites.zero.issued",
+            *READ,
+        ),
         ("pytest",),
         "says what must hold, on the controller, without torch",
     ),

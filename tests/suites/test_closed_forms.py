@@ -30,6 +30,7 @@ from suites.mesh.moe.run import Mixture
 from suites.mesh.moe.task import Task
 from suites.mesh.technique import Combined
 from suites.tensor import overlap, test_tensor
+from suites.tensor.issued import issued as of_tensor
 from suites.zero import test_zero
 from suites.zero.issued import issued as of_zero
 from tests.fixtures.ranks.gloo_world import context
@@ -165,7 +166,7 @@ REPLACED: dict[str, Callable[[], Patches]] = {
     ],
     "mesh": by_preference,
 }
-ISSUED = {"zero": of_zero}  # what the controller expects of every rank
+ISSUED = {"zero": of_zero, "tensor": of_tensor}  # what the controller expects of every rank
 # Of meshes, ranks to whose experts somebody sends: torch's fake group refuses to send an empty tensor back.
 PLACES = {
     "zero": [(8, 0), (64, 63)],

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from suites.tensor.blocks import KvHeads, kv_heads, sharing
-from suites.tensor.models import multiple, vocabulary
+from suites.tensor.issued import multiple
+from suites.tensor.models import vocabulary
 from suites.tensor.regions import Group
 from suites.tensor.test_tensor import STEPS
 from tests.fixtures.ranks.gloo_world import context
