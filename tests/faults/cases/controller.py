@@ -21,10 +21,10 @@ from typing import Any
 
 from fixtures.blame.links.probe import Links
 from fixtures.blame.search.model import Reading, Route, Trial
-from fixtures.blame.search.rounds import round_robin
 from fixtures.blame.search.search import Rules, search
 from fixtures.blame.searches import LinksAndCase
 from fixtures.check.plan import NETWORK, Case, Planned
+from fixtures.check.requests import round_robin
 from fixtures.check.target import Target
 from fixtures.cluster.cluster import Cluster
 from fixtures.cluster.measurement import CaseRequest, Measurement, Unchecked, World
