@@ -111,8 +111,11 @@ PING_PONG = [
     ),
 ]
 IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
+OF_EDGES = Entries(4, 2, 2, delivered=2)
 PATTERN = [
-    replace(case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=Entries(16, 8, 8, 0, 0, 8)), sized="m2n")
+    replace(
+        case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=Entries(per=("sizes", OF_EDGES))), sized="m2n"
+    )
 ]
 CARRIED: dict[str, Any] = {
     "hidden": 256,

@@ -66,13 +66,13 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 LARGE = {
-    "zero1": held(4, 2, 2, 6, per_layer=(1, 2)),
-    "zero2": held(4, 2, 2, 6, per_layer=(1, 2)),
-    "zero3": held(4, 2, 2, 6, per_layer=(1, 2)),
-    "fsdp": held(4, 2, 2, 4, per_layer=(3, 6)),
-    "hsdp": held(4, 2, 3, 4, per_layer=(3, 6)),
+    "zero1": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
+    "zero2": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
+    "zero3": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
+    "fsdp": held(4, 2, 2, 4, per=("layers", Entries(3, 6))),
+    "hsdp": held(4, 2, 3, 4, per=("layers", Entries(3, 6))),
 }
-BUCKETS = held(4, 2, 1, 3, per_layer=(3, 6))
+BUCKETS = held(4, 2, 1, 3, per=("layers", Entries(3, 6)))
 AT_SIZE = [
     # DDP lays its buckets out anew in the second step.
     at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
