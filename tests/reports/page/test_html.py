@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from reports.decision import decide
+from reports.decision import Standing, decide
 from reports.page import facts, html, plots
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from tests.each import each
@@ -143,6 +143,13 @@ def test_every_place_that_the_page_points_at_exists_once(drawn: Path) -> None:
 
 def test_the_style_sheet_fetches_nothing(drawn: Path) -> None:
     assert not re.search(r"url\(|@import|data:", (drawn / "report.css").read_text())
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_no_rule_is_for_whatever_has_the_name_of_a_verdict(drawn: Path, standing: Standing) -> None:
+    """A row of the answer has it for a class, and is to lie like the others."""
+    css = (drawn / "report.css").read_text()
+    assert not re.search(rf"(?:^|,)\s*\w*\.{standing.value}\s*[,{{]", css, re.MULTILINE)
 
 
 def test_the_answer_comes_first_then_trouble_then_figures_and_last_what_does_not_apply(drawn: Path) -> None:
