@@ -61,31 +61,30 @@ def _render(chosen: argparse.Namespace) -> int:
         raise UnreadableError(f"{directory} holds no {JOURNAL}")
     status = render(directory, chosen.junit)
     verdict = decide(load(directory / JOURNAL))
-    for line in console_lines(verdict, str(directory / "report.html")):
-        print(clean(line))
+    _print(console_lines(verdict, str(directory / "report.html")))
     return status
 
 
 def _diff(chosen: argparse.Namespace) -> int:
     old, new = read(chosen.old), read(chosen.new)
     found = diff.compare(old, new)
-    for line in diff.lines(old, new, found):
-        print(clean(line))
+    _print(diff.lines(old, new, found))
     return int(found.differs)
 
 
 def _history(chosen: argparse.Namespace) -> int:
-    return _print(table(_begun(chosen.runs)))
+    _print(table(_begun(chosen.runs)))
+    return 0
 
 
 def _metrics(chosen: argparse.Namespace) -> int:
-    return _print(metrics.lines(_begun(chosen.runs)))
+    _print(metrics.lines(_begun(chosen.runs)))
+    return 0
 
 
-def _print(lines: Iterable[str]) -> int:
+def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(clean(line))
-    return 0
 
 
 def _begun(places: Sequence[Path]) -> list[Run]:

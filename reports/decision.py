@@ -81,8 +81,8 @@ class RunVerdict:
     @property
     def counts(self) -> dict[str, int]:
         """How many nodes have each standing; of those that were beside others only where there are any."""
-        found = {standing.value: len(self.standing(standing)) for standing in Standing}
-        return found if found[Standing.BESIDE.value] else {**dict(list(found.items())[:-1])}
+        found = {standing: len(self.standing(standing)) for standing in Standing}
+        return {one.value: count for one, count in found.items() if count or one is not Standing.BESIDE}
 
     @property
     def all_good(self) -> bool:

@@ -20,7 +20,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -125,14 +125,15 @@ def _digest(line: bytes) -> str:
 class Scan:
     """All that a journal yields: the records of its good lines, and the faults of the others.
 
-    `numbers` are those of the good lines. `last` is the sha256 of the last line, "" where that is no record
-    and so says nothing of the next.
+    `numbers` are those of the good lines, `starts` the bytes at which they begin. `last` is the sha256 of the
+    last line, "" where that is no record and so says nothing of the next.
     """
 
     records: list[Record]
     faults: list[str]
     last: str = _digest(b"")
     numbers: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
@@ -143,11 +144,18 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
     """
     journal = Scan([], [])
     held: dict[str, Mapping[str, object]] = {}  # the measurements, by their checks
+    end = 0
+
+    def keep(record: Record, number: int, start: int) -> None:
+        journal.records.append(record)
+        journal.numbers.append(number)
+        journal.starts.append(start)
+
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
+            start, end = end, end + len(line)
             if not line.endswith(b"\n"):
-                journal.records.append(_torn(number))
-                journal.numbers.append(number)
+                keep(_torn(number), number, start)
                 continue
             before, journal.last = journal.last, ""
             said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
@@ -162,8 +170,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
             if before and (said is None or said[1].decode() != before):
                 journal.faults.append(f"line {number}: it was not written after line {number - 1} as that is")
             journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
-            journal.records.append(record)
-            journal.numbers.append(number)
+            keep(record, number, start)
     return journal
 
 
@@ -179,11 +186,20 @@ def each(path: Path, measurements: bool = True) -> Iterator[Record]:
                 yield record
 
 
-def check_in(line: bytes, measurement_of: Callable[[str], Mapping[str, object]]) -> CheckRecord:
-    """The check of a line without fault, with its samples, which another check may hold."""
-    check = cast("CheckRecord", decode(line[:-_BEFORE_LENGTH] + b"}"))
-    other = check.measurement.get(_SAME_AS)
-    return _with_samples(check, {} if other is None else {str(other): measurement_of(str(other))})
+class Samples:
+    """Reads single checks of a journal without faults: together their samples may be gigabytes."""
+
+    def __init__(self, path: Path, content: Scan) -> None:
+        self._path, pairs = path, zip(content.records, content.starts, strict=True)
+        self._starts = {record.id: start for record, start in pairs if isinstance(record, CheckRecord)}
+
+    def check(self, name: str) -> CheckRecord:
+        """The check of that id with its samples, also where another check holds them."""
+        with self._path.open("rb") as file:
+            file.seek(self._starts[name])
+            check = cast("CheckRecord", decode(file.readline()[:-_BEFORE_LENGTH] + b"}"))
+        other = check.measurement.get(_SAME_AS)
+        return _with_samples(check, {} if other is None else {str(other): self.check(str(other)).measurement})
 
 
 def parts(directory: Path, run_id: str) -> list[Path]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Calls = dict[str, tuple[int, int]]  # op -> (count, bytes of all its calls)
+from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+
 GROUP = "tp"
-ITEMS = {"fp64": 8, "bf16": 2}
-TRAINED = 2  # bytes of bf16
 STATISTIC = 4  # bytes, of softmax: in fp32 where logits are bf16, and no less
 
 
@@ -123,9 +122,9 @@ def issued(
     asked: Mapping[str, Any],
     per_node: Sequence[int],
     on_gpu: bool,
-) -> dict[tuple[str, str], Calls]:
+) -> Lines:
     """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
     sizes = {name: value for name, value in asked.items() if name != "at_size"}
     calls = _STEPS[step.partition(".")[2]]
-    items = {"": TRAINED} if asked.get("at_size") else ITEMS
+    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
     return {(GROUP, dtype): calls(sum(per_node), item, **sizes) for dtype, item in items.items()}

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-Calls = dict[str, tuple[int, int]]  # op -> (count, bytes of all its calls)
-Lines = dict[tuple[str, str], Calls]  # (group, dtype) -> what is issued there
-ITEMS = {"fp64": 8, "bf16": 2}
-WIDE, TRAINED = 4, 2  # bytes of fp32, and of bf16
+from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+
+WIDE = 4  # bytes of fp32
 _ALIGNED = 8  # elements of bf16 in 16 bytes
 _REAL = "accumulated, clipped"
 
@@ -167,10 +166,10 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         return {("bucket per stage", ""): many, ("one bucket", ""): one}
     block = block_elements(columns(int(asked["width"]), sum(per_node), on_gpu))
     if asked.get("at_size"):
-        found = _STEPS[name](_Run({**asked, "micro_batches": 1}, per_node, block, TRAINED))
+        found = _STEPS[name](_Run({**asked, "micro_batches": 1}, per_node, block, TRAINED_BYTES))
         labels = _LARGE.get(name) or dict(zip(found, found, strict=True))
         return {(label, ""): found[variant] for variant, label in labels.items()}
-    items = {"bf16": TRAINED} if name in _CAST else ITEMS
+    items = {"bf16": TRAINED_BYTES} if name in _CAST else STUDIED_BYTES
     return {
         (label, dtype): calls
         for dtype, item in items.items()

@@ -53,20 +53,13 @@ ROOMS = (
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
     Room(
         "suites/**/issued.py",
-        (),
+        ("fixtures.wire",),
         (),
         "sent, and read by the controller: what both compute of a step, from its parameters and world alone",
     ),
     Room(
         "suites/**/test_*.py",
-        (
-            "fixtures.wire",
-            "fixtures.check",
-            "fixtures.blame.selfcheck",
-            "suites.tensor.issued",
-            "suites.zero.issued",
-            *READ,
-        ),
+        ("fixtures.wire", "fixtures.check", "fixtures.blame.selfcheck", *ISSUED, *READ),
         ("pytest",),
         "says what must hold, on the controller, without torch",
     ),
