@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.traffic import count_traffic
+from tests.fixtures.ranks import gloo_world
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth import __main__ as command
 from tests.teeth import bug as bug_module
@@ -96,6 +98,16 @@ def test_a_bug_is_judged_by_what_it_asks_for_and_one_that_asks_for_nothing_by_ev
     ]
     (alone,) = trials([bug("summed twice", twice)])
     assert list(alone.red) == ["parity", "traffic"]
+
+
+def test_a_rank_that_fails_while_the_others_wait_for_it_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gloo_world, "LAST_WORDS_S", 0.1)
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"^rank 1: (.*\n)*ZeroDivisionError"):
+        run_world(2, lambda ctx: 1 // (1 - ctx.rank) and dist.barrier())
+    assert time.monotonic() - began < gloo_world.GLOO_S / 2
 
 
 def test_worlds_have_the_size_that_a_bug_asks_for() -> None:

@@ -110,7 +110,7 @@ def flipped_always(original: Call) -> Call:
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         done = original(tensor, *args, **kwargs)
         if dist.get_rank() == 1 and not kwargs.get("async_op"):
-            tensor.data.view(torch.uint8)[0] ^= 1
+            tensor.data.reshape(-1).view(torch.uint8)[0] ^= 1
         return done
 
     return call
