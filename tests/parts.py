@@ -37,12 +37,14 @@ class Part:
     name: str
     paths: tuple[str, ...]
     marks: str = BESIDE
+    workers: int = 0  # of pytest-xdist; 0: none
     idle: bool = False  # computes only while a core has nothing else to do
 
     def command(self) -> list[str]:
         """What is run, in the root of the tree."""
         durations = ("--durations", str(SLOWEST), "--durations-min", "1")
-        return [sys.executable, "-m", "pytest", *self.paths, "-m", self.marks, *durations]
+        workers = ("-n", str(self.workers)) if self.workers else ()
+        return [sys.executable, "-m", "pytest", *self.paths, "-m", self.marks, *workers, *durations]
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,7 @@ FAULTS = Part("faults", ("tests/faults",))
 # for half of their time, which is enough for worlds of ranks that nothing measures.
 STAGES = (
     (FAULTS, Part("worlds", WORLDS, idle=True)),
-    (
-        Part("fixtures", ("tests/fixtures",)),
-        Part("rest", ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS, "tests/fixtures")))),
-    ),
+    (Part("rest", ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS))), workers=3),),
 )
 
 
