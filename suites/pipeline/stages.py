@@ -21,14 +21,6 @@ from fixtures.ranks.study.models import Mlp, seeded
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
 
-TORCHS = {
-    "gpipe": "ScheduleGPipe",
-    "one_f_one_b": "Schedule1F1B",
-    "interleaved": "ScheduleInterleaved1F1B",
-    "zero_bubble": "ScheduleInterleavedZeroBubble",
-    "zbv": "ScheduleZBVZeroBubble",
-    "dualpipev": "ScheduleDualPipeV",
-}
 ACTIVATION, GRADIENT = "activations", "gradients"  # what an edge carries forth and back
 HIDDEN = 2  # times the width
 loss = F.mse_loss  # a mean over the micro-batch; torch's schedules divide the sum of its gradients by m
@@ -145,7 +137,7 @@ class Pipeline:
         parameters = [one for module in self.modules.values() for one in module.parameters()]
         self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
         staged = [self._stage(stage) for stage in self.stages]
-        make: Callable[..., Any] = getattr(pipelining, TORCHS[schedule])
+        make: Callable[..., Any] = getattr(pipelining, plan.torchs)
         single = staged[0] if plan.chunks == 1 else staged
         self._schedule = make(single, shape.micro_batches, loss_fn=loss)
 

@@ -40,7 +40,6 @@ from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
     HIDDEN,
-    TORCHS,
     Pipeline,
     Problem,
     gradient_of,
@@ -222,7 +221,7 @@ def run(
     """
     shape = _shape(ctx, schedule, per_rank, most)
     _fit(ctx, shape, width, rows)
-    engine(ctx, pipelining.__name__, [TORCHS[schedule]])
+    engine(ctx, pipelining.__name__, [PLANS[schedule].torchs])
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)
