@@ -128,7 +128,7 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
     if part == "time":
         target = judging.target(measurement, judging.hardware({}, PATTERN_ROWS))
         sent = any("moved" in rank.result for rank in measurement.ranks)
-        judges = [patterns.judge] * sent + [formulas.judge] * (measurement.step in formulas.RULES)
+        judges = [patterns.judge] * sent + [formulas.judge] * bool(formulas.rules_of(measurement.step))
         return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
     holds = _planned(measurement.step, measurement.parameters, len(measurement.ranks))
     target = judging.target(measurement, judging.hardware({}), holds=holds or Entries())
