@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from fixtures.check.plan import Entries
 from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study.driver import Technique
+from tests.suites import parallel
 from tests.suites.parallel import assert_green, load, red, run_steps
 
 EXACT = {"what": "loss", "error": 0.0, "tolerance": 0.0}
@@ -71,6 +74,16 @@ def test_each_part_is_red_for_its_own_reason(part: str, value: object, said: str
 def test_a_part_that_only_one_rank_has_is_red_and_one_that_nobody_judges_is_an_error() -> None:
     assert list(red("toy.tiny", [GREEN, {key: GREEN[key] for key in GREEN if key != "memory"}])) == ["memory"]
     assert "['speed']" in red("toy.tiny", [{**GREEN, "speed": 1}])["error"]
+
+
+def test_a_plan_that_says_too_little_is_told_how_much_there_is() -> None:
+    two = {**GREEN, "repeat": [EXACT, {**EXACT, "what": "output"}]}
+    with (
+        mock.patch.dict(REGISTRY, {"toy.two": lambda _: two}),
+        mock.patch.object(parallel, "_planned", return_value=Entries(repeat=1)),
+        pytest.raises(AssertionError, match=r"repeat: it has more entries .*: repeat=2, delivered=0$"),
+    ):
+        assert_green(1, [("toy.two", {})])
 
 
 def test_a_part_that_must_be_there_is_missed() -> None:
