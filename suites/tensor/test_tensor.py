@@ -17,10 +17,10 @@ HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
 held = partial(Entries, issued=issued)  # and of traffic the closed form
 # In both dtypes; what is exchanged in one kind of collective, and in two.
-ONE_KIND = held(10, 15, 2, 4, 0, 2)
-TWO_KINDS = held(10, 15, 4, 4, 0, 4)
-MLP = held(12, 18, 2, 6, 2, 2)
-ATTENTION = held(14, 21, 2, 4, 0, 2)
+ONE_KIND = held(parity=10, repeat=15, traffic=2, memory=4, delivered=2)
+TWO_KINDS = held(parity=10, repeat=15, traffic=4, memory=4, delivered=4)
+MLP = held(parity=12, repeat=18, traffic=2, memory=6, peaks=2, delivered=2)
+ATTENTION = held(parity=14, repeat=21, traffic=2, memory=4, delivered=2)
 
 STEPS = [
     case_of("tensor.column", "gathered", **LAYER, features=96, gather=True, holds=TWO_KINDS),
@@ -30,16 +30,43 @@ STEPS = [
     # In words of 16 bytes something is left.
     case_of("tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96, holds=MLP),
     case_of("tensor.mlp", **LAYER, hidden=96, holds=MLP),
-    case_of("tensor.mlp_dropout", **LAYER, hidden=96, dropout=HALF, holds=held(12, 18, 2, 6, 0, 2)),
+    case_of(
+        "tensor.mlp_dropout",
+        **LAYER,
+        hidden=96,
+        dropout=HALF,
+        holds=held(parity=12, repeat=18, traffic=2, memory=6, delivered=2),
+    ),
     case_of("tensor.attention", "split", **HEADS, replicate=False, holds=ATTENTION),
     case_of("tensor.attention", "replicated", **HEADS, replicate=True, holds=ATTENTION),
-    case_of("tensor.vocabulary", **LAYER, words=96, holds=held(8, 12, 2, 4, 0, 2)),
-    case_of("tensor.block", **BLOCK, holds=held(24, 36, 2, 4, 0, 2)),
-    case_of("tensor.sequence", **BLOCK, holds=held(24, 36, 6, 6, 2, 6)),
-    case_of("tensor.async_tp", **LAYER, hidden=96, holds=held(18, 18, 4, 6, 0, 6)),
-    case_of("tensor.dtensor", **BLOCK, holds=held(24, 36, 2, 4, 0, 6)),
-    case_of("tensor.dtensor_sequence", **BLOCK, holds=held(24, 36, 4, 4, 0, 8)),
-    case_of("tensor.loss_parallel", **LAYER, words=96, holds=held(8, 12, 2, 4, 0, 6)),
+    case_of(
+        "tensor.vocabulary",
+        **LAYER,
+        words=96,
+        holds=held(parity=8, repeat=12, traffic=2, memory=4, delivered=2),
+    ),
+    case_of("tensor.block", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, delivered=2)),
+    case_of(
+        "tensor.sequence",
+        **BLOCK,
+        holds=held(parity=24, repeat=36, traffic=6, memory=6, peaks=2, delivered=6),
+    ),
+    case_of(
+        "tensor.async_tp",
+        **LAYER,
+        hidden=96,
+        holds=held(parity=18, repeat=18, traffic=4, memory=6, delivered=6),
+    ),
+    case_of("tensor.dtensor", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, delivered=6)),
+    case_of(
+        "tensor.dtensor_sequence", **BLOCK, holds=held(parity=24, repeat=36, traffic=4, memory=4, delivered=8)
+    ),
+    case_of(
+        "tensor.loss_parallel",
+        **LAYER,
+        words=96,
+        holds=held(parity=8, repeat=12, traffic=2, memory=4, delivered=6),
+    ),
 ]
 
 
@@ -65,12 +92,12 @@ def _tokens(model: Model) -> dict[str, int]:
 
 
 AT_SIZE = [
-    at_size("tensor.mlp", of_mlp, holds=held(6, 6, 1, 3)),
-    at_size("tensor.async_tp", of_mlp, holds=held(6, 6, 2, 3)),
-    at_size("tensor.block", of_block, holds=held(12, 12, 1, 2)),
-    at_size("tensor.sequence", of_block, holds=held(12, 12, 3, 3)),
-    at_size("tensor.dtensor", of_block, holds=held(12, 12, 1, 2)),
-    at_size("tensor.dtensor_sequence", of_block, holds=held(12, 12, 2, 2)),
+    at_size("tensor.mlp", of_mlp, holds=held(parity=6, repeat=6, traffic=1, memory=3)),
+    at_size("tensor.async_tp", of_mlp, holds=held(parity=6, repeat=6, traffic=2, memory=3)),
+    at_size("tensor.block", of_block, holds=held(parity=12, repeat=12, traffic=1, memory=2)),
+    at_size("tensor.sequence", of_block, holds=held(parity=12, repeat=12, traffic=3, memory=3)),
+    at_size("tensor.dtensor", of_block, holds=held(parity=12, repeat=12, traffic=1, memory=2)),
+    at_size("tensor.dtensor_sequence", of_block, holds=held(parity=12, repeat=12, traffic=2, memory=2)),
 ]
 
 

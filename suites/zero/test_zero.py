@@ -20,38 +20,48 @@ DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 held = partial(Entries, issued=issued)  # and of traffic the closed form
+# What every answer of a small step has.
+HOLDS = {
+    "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6),
+    "zero.ddp": held(parity=104, repeat=84, traffic=6, memory=18, peaks=6, delivered=18),
+    "zero.zero1": held(parity=30, repeat=26, traffic=10, memory=24, peaks=4, delivered=10),
+    "zero.zero2": held(parity=38, repeat=34, traffic=10, memory=24, peaks=4, delivered=10),
+    "zero.zero3": held(parity=38, repeat=34, traffic=10, memory=24, peaks=4, delivered=10),
+    "zero.fsdp": held(parity=220, repeat=212, traffic=20, memory=32, peaks=8, delivered=20),
+    "zero.fsdp_prefetch": held(parity=159, repeat=76, traffic=4, memory=8, peaks=2, delivered=4),
+    "zero.fsdp_mixed": held(parity=22, repeat=14, traffic=2, memory=4, peaks=1, delivered=2),
+    "zero.zero_redundancy": held(parity=30, repeat=28, traffic=4, memory=6, peaks=2, delivered=6),
+    "zero.mixed_precision": held(parity=20, repeat=12, traffic=4, memory=10, peaks=2, delivered=4),
+    "zero.recompute": held(parity=94, repeat=56, traffic=4, memory=4, peaks=4, delivered=12),
+    "zero.deepspeed": Entries(parity=8, repeat=28, traffic=6, memory=8),
+}
 REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
 
 
 def small(step: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
     """Plan a step of this suite, with these parameters beside the small ones."""
-    return case_of(step, *words, **{**SMALL, **more})
-
-
-OF_DEEPSPEED = Entries(8, 28, 6, 8)
+    return case_of(step, *words, holds=HOLDS[step], **{**SMALL, **more})
 
 
 def of_deepspeed(stage: int) -> Case:
     """Plan a stage of DeepSpeed's, which is judged when it is asked for."""
-    planned = small(
-        "zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed", holds=OF_DEEPSPEED
-    )
+    planned = small("zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed")
     return replace(planned, engine="deepspeed")
 
 
-HYBRID = small("zero.hsdp", holds=held(30, 28, 6, 8, 2, 6))
+HYBRID = small("zero.hsdp")
 STEPS = [
-    small("zero.ddp", micro_batches=4, holds=held(104, 84, 6, 18, 6, 18)),
-    small("zero.zero1", **REAL, holds=held(30, 26, 10, 24, 4, 10)),
-    small("zero.zero2", **DEEP, **REAL, holds=held(38, 34, 10, 24, 4, 10)),
-    small("zero.zero3", **DEEP, **REAL, holds=held(38, 34, 10, 24, 4, 10)),
-    small("zero.fsdp", **DEEPER, **REAL, holds=held(220, 212, 20, 32, 8, 20)),
-    small("zero.fsdp_prefetch", **DEEPER, speed=FAST, holds=held(159, 76, 4, 8, 2, 4)),
-    small("zero.fsdp_mixed", holds=held(22, 14, 2, 4, 1, 2)),
+    small("zero.ddp", micro_batches=4),
+    small("zero.zero1", **REAL),
+    small("zero.zero2", **DEEP, **REAL),
+    small("zero.zero3", **DEEP, **REAL),
+    small("zero.fsdp", **DEEPER, **REAL),
+    small("zero.fsdp_prefetch", **DEEPER, speed=FAST),
+    small("zero.fsdp_mixed"),
     HYBRID,
-    small("zero.zero_redundancy", holds=held(30, 28, 4, 6, 2, 6)),
-    small("zero.mixed_precision", micro_batches=2, holds=held(20, 12, 4, 10, 2, 4)),
-    small("zero.recompute", dropout=0.5, holds=held(94, 56, 4, 4, 4, 12)),
+    small("zero.zero_redundancy"),
+    small("zero.mixed_precision", micro_batches=2),
+    small("zero.recompute", dropout=0.5),
 ]
 
 PREFETCH = [one for one in STEPS if one.step == "zero.fsdp_prefetch"]
@@ -66,13 +76,13 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 LARGE = {
-    "zero1": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
-    "zero2": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
-    "zero3": held(4, 2, 2, 6, per=("layers", Entries(1, 2))),
-    "fsdp": held(4, 2, 2, 4, per=("layers", Entries(3, 6))),
-    "hsdp": held(4, 2, 3, 4, per=("layers", Entries(3, 6))),
+    "zero1": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
+    "zero2": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
+    "zero3": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
+    "fsdp": held(parity=4, repeat=2, traffic=2, memory=4, per=("layers", Entries(parity=3, repeat=6))),
+    "hsdp": held(parity=4, repeat=2, traffic=3, memory=4, per=("layers", Entries(parity=3, repeat=6))),
 }
-BUCKETS = held(4, 2, 1, 3, per=("layers", Entries(3, 6)))
+BUCKETS = held(parity=4, repeat=2, traffic=1, memory=3, per=("layers", Entries(parity=3, repeat=6)))
 AT_SIZE = [
     # DDP lays its buckets out anew in the second step.
     at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
@@ -84,7 +94,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
 }
-OVERLAP = [case_of("zero.overlap", **PACED, holds=held(12, 30, 2))]
+OVERLAP = [case_of("zero.overlap", **PACED, holds=held(parity=12, repeat=30, traffic=2))]
 
 
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
