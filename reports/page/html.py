@@ -18,10 +18,9 @@ from markupsafe import Markup, escape
 from reports import notation
 from reports.begin import FAMILIES
 from reports.decision import RunVerdict, Standing
-from reports.page import facts, page, plots, schedules
+from reports.page import page, plots, schedules
 from reports.record import CheckRecord, Outcome, Record
 from reports.text import clean, write_file
-from reports.verdict_file import check_counts
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILES = ("junit.xml", "verdict.json", "results.jsonl", "accepted.txt", "rejected.txt", "unproven.txt")
@@ -41,8 +40,6 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     first = environment.get_template("report.html.j2").render(
         curves=curves,
         schedules=drawn,
-        facts=facts.compare(content.nodes),
-        counts=check_counts(verdict),
         files=[name for name in _FILES if (report_dir / name).is_file()],
         **shared,
     )

@@ -14,7 +14,8 @@ from reports.audit import head
 from reports.begin import FAMILIES
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
-from reports.page import margins, searches, steps
+from reports.page import facts, margins, searches, steps
+from reports.page.facts import Facts
 from reports.page.margins import ACROSS, Margin
 from reports.page.searches import Searched
 from reports.page.steps import Family
@@ -29,6 +30,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from reports.verdict_file import check_counts
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
 _MOST_TROUBLES = 60  # that the first page explains
@@ -147,11 +149,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the templates may read."""
+    """Everything that the templates may read, but pictures and other files beside the page."""
 
     verdict: RunVerdict
     run: RunRecord | None
     end: EndRecord | None
+    counts: Mapping[str, int]  # of checks
     answers: tuple[Answer, ...]
     gaps: tuple[Gap, ...]
     absent: tuple[Gap, ...]  # what is n/a
@@ -161,6 +164,7 @@ class Page:
     chapters: tuple[Chapter, ...]
     sources: tuple[str, ...]
     nodes: tuple[NodeRecord, ...]
+    facts: Facts  # of the nodes
     jobs: tuple[JobRecord, ...]
     anchors: Mapping[str, str]  # check id -> address of its element, from the first page
 
@@ -181,6 +185,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         verdict=verdict,
         run=head(records),
         end=next((record for record in records if isinstance(record, EndRecord)), None),
+        counts=check_counts(verdict),
         answers=_answers(verdict),
         gaps=tuple(_unreported(verdict, nodes)),
         absent=tuple(_not_applicable(checks)),
@@ -190,6 +195,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         chapters=_chapters(checks),
         sources=tuple(sources),
         nodes=tuple(nodes.values()),
+        facts=facts.compare(tuple(nodes.values())),
         jobs=tuple(jobs.values()),
         anchors={
             check.record.id: f"{'' if check.anchor in shown else _chapter(check)}#{check.anchor}"
