@@ -47,7 +47,7 @@ class Outcome(str, Enum):
 
 
 class BlameKind(str, Enum):
-    """What the evidence names. The first four convict the node they name; see `Blame.convicts`."""
+    """What the evidence names. Which of them convict the node they name: see `Blame.convicts`."""
 
     NODE = "node"
     DEVICE = "device"
