@@ -280,3 +280,19 @@ def test_links_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def expanded(path: str) -> list[str]:
+    """What a path with braces stands for."""
+    before, brace, rest = path.partition("{")
+    words, _, after = rest.partition("}")
+    return [one for word in words.split(",") for one in expanded(before + word + after)] if brace else [path]
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_that_are_named_are_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:docs|fixtures|reports|suites|tests|thresholds)/[^`\s]*)`", text)
+    paths = [path for one in named for path in expanded(re.sub(r"<\w+>", "*", one).rstrip("/"))]
+    written = ("reports/out", "reports/runs", "reports/gpu")  # by runs
+    assert [path for path in paths if path not in written and not [*ROOT.glob(path)]] == []
