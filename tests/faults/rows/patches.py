@@ -91,7 +91,7 @@ def isend(tensor, *arguments, **named):
 dist.isend = dist.distributed_c10d.isend = isend
 """
 
-# Every collective of this rank begins 20 ms late.
+# Every collective of this rank begins 20 ms late, whatever it is called in this version of torch.
 LATE = """
 import time
 
@@ -102,19 +102,20 @@ import torch.distributed as dist
 def late(name):
     healthy = getattr(dist, name)
 
-    def call(first, *arguments, **named):
+    def call(*arguments, **named):
+        first = next(iter((*arguments, *named.values())))
         if not isinstance(first, torch.Tensor) or first.numel() > 100:
             time.sleep(0.02)
-        return healthy(first, *arguments, **named)
+        return healthy(*arguments, **named)
 
     setattr(dist, name, call)
 
 
-for name in (
-    *("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast"),
-    *("all_to_all_single", "batch_isend_irecv"),
+for names in (
+    *(("all_reduce",), ("broadcast",), ("all_to_all_single",), ("batch_isend_irecv",)),
+    *(("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor")),
 ):
-    late(name)
+    late(next(name for name in names if hasattr(dist, name)))
 """
 
 
