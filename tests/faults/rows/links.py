@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from tests.faults.rows.planting import everywhere, later, on
 from tests.faults.rows.row import (
+    HANGS_S,
+    STEPS,
     Expect,
     Names,
     Row,
@@ -21,7 +23,6 @@ from tests.faults.runs import Finished, clean
 SLOW = "180mbit"  # a tenth less than what the others have
 BAD_PATH = "60mbit"
 JUMBO_BYTES = 9000
-HANGS_S = 600.0  # for rows in which several cases run into their deadlines
 PATHS = ("path", "link direction")
 INSIDE = """
 [hardware]
@@ -113,6 +114,15 @@ LINKS = (
         *("link-slow-rx", 1, "link slow when it receives"),
         rejected("nic", words=("when it receives",)),
         on("shape", SLOW, "rx"),
+    ),
+    *(
+        Row(
+            *(f"link-slow-{family}", 1, f"link at 140 of 200 Mbit/s, in {family} alone", rejected("nic")),
+            on("shape", "140mbit"),
+            workload=family,
+            limit_s=HANGS_S,
+        )
+        for family in STEPS
     ),
     Row("two-links-slow", 1, "two links of five slow", rejected("nic"), on("shape", SLOW), nodes=5, faulty=2),
     Row(

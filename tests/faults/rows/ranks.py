@@ -7,10 +7,9 @@ from functools import partial
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
 from tests.faults.rows.planting import AGENT, RANK, everywhere, later, on, patched, ranks
-from tests.faults.rows.row import Row, Scene, nobody, rejected, unproven, with_file
+from tests.faults.rows.row import HANGS_S, STEPS, Row, Scene, nobody, rejected, unproven, with_file
 
 MEBIBYTE = 1 << 20
-HANGS_S = 600.0
 FOREIGN = 12  # programs
 SIX = 6  # nodes of one hardware: with fewer, one that differs cannot be told from the others
 # CPUs are held against each other only where the user's file says so.
@@ -107,11 +106,15 @@ RANKS = (
         during=later(ranks("stop")),
         limit_s=HANGS_S,
     ),
-    Row(
-        *("collectives-late", 17, "every collective of a rank begins 20 ms late", rejected("nic")),
-        patched(patches.LATE),
-        workload="zero,tensor,context",
-        limit_s=HANGS_S,
+    *(
+        Row(
+            *(f"late-{family}", 17, f"every collective of a rank begins 20 ms late, in {family} alone"),
+            rejected("nic"),
+            patched(patches.LATE),
+            workload=family,
+            limit_s=HANGS_S,
+        )
+        for family in STEPS
     ),
     Row(
         *("rank-hangs", 17, "rank hangs in every job", rejected("hang", words=("did not arrive",))),
