@@ -18,6 +18,7 @@ from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
 from suites.context.fused import Fused, refuse_without_kernel
+from suites.context.issued import BACKWARD, FORWARD
 from suites.context.layout import Layout, Span
 from suites.context.ring_attention import Kernel, Tally, WrittenOut, block_attention, wide
 
@@ -142,10 +143,7 @@ class ContextParallel(Technique[Tally]):
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What forward and backward issue, among all ranks."""
         forward, backward = self.issued(dtype)
-        return [
-            Form(forward, "cp forward", phase="forward"),
-            Form(backward, "cp backward", phase="backward"),
-        ]
+        return [Form(forward, FORWARD, phase="forward"), Form(backward, BACKWARD, phase="backward")]
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide."""

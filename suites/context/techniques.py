@@ -16,6 +16,7 @@ from fixtures.ranks.study.overlap import Action, beside_one_by_one, stage_for, u
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
+from suites.context.issued import all_gather_kv, repeats, ring, ulysses
 from suites.context.layout import Layout
 from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
@@ -50,10 +51,8 @@ class AllGatherKV(ContextParallel):
         return block_attention(q, gathered, self.kernel(layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """All ranks' K and V, and the gradients of all ranks' K and V, wide."""
-        size = self.ctx.size
-        gathered, summed = size * self.kv_bytes(dtype), size * self.kv_bytes(wide(dtype))
-        return {"all_gather": (1, gathered)}, {"reduce_scatter": (1, summed)}
+        """One of each."""
+        return all_gather_kv(self.ctx.size, self.kv_bytes(dtype), self.kv_bytes(wide(dtype)))
 
     def worked_with(self, dtype: torch.dtype) -> int:
         """Scores of all keys: three matrices, or two and the gradients of all K and V, twice; and dQ."""
@@ -79,11 +78,8 @@ class Ring(ContextParallel):
         return ring_attention(q, torch.stack((k, v)), self.kernel(self.layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """w-1 rounds of K and V; then w-1 rounds of K and V, and w of their gradients, wide."""
-        size = self.ctx.size
-        there = (size - 1, (size - 1) * self.kv_bytes(dtype))
-        back = (2 * size - 1, there[1] + size * self.kv_bytes(wide(dtype)))
-        return {"send": there, "recv": there}, {"send": back, "recv": back}
+        """Round by round."""
+        return ring(self.ctx.size, self.kv_bytes(dtype), self.kv_bytes(wide(dtype)))
 
     def worked_with(self, dtype: torch.dtype) -> int:
         """Two blocks of others, five of gradients (two that pass, three that are added up); scores; dQ.
@@ -191,9 +187,8 @@ class Ulysses(ContextParallel):
         return part.repeat_interleave(self.repeats, 1)
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """Q, K, V and the output, and the gradients of the same four."""
-        four = {"all_to_all": (4, self.bytes_of(2 * self.shape.heads + 2 * self.kv_heads, dtype))}
-        return four, four
+        """Four each way."""
+        return ulysses(self.shape.heads, self.kv_heads, self.bytes_of(1, dtype))
 
     def worked_with(self, dtype: torch.dtype) -> int:
         """Scores of some heads and all keys: three matrices, or two, the gradients of K and V twice, and dQ.
@@ -236,4 +231,4 @@ def _repeats(shape: Shape, size: int) -> int:
         refused.append(f"{shape.kv_heads} key heads neither divide over {size} ranks nor repeat to {size}")
     if refused:
         raise ValueError("; ".join(refused))
-    return max(size // shape.kv_heads, 1)
+    return repeats(shape.kv_heads, size)

@@ -8,6 +8,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
+from suites.context.issued import issued
 from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
@@ -15,7 +16,8 @@ SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 quick = partial(case_of, weight=1.0)
-RING, GATHER, HEAD = Entries(12, 10, 8, 4, 2, 4), Entries(12, 10, 4, 2, 2, 4), Entries(12, 10, 4, 2, 2, 2)
+held = partial(Entries, issued=issued)  # and of traffic the closed form
+RING, GATHER, HEAD = held(12, 10, 8, 4, 2, 4), held(12, 10, 4, 2, 2, 4), held(12, 10, 4, 2, 2, 2)
 CONTEXT = [
     quick("context.ring", "odd", **ODD, heads=1, causal=True, holds=RING),
     quick("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True, holds=HEAD),
@@ -56,10 +58,10 @@ def _tokens(model: Model, ranks: int) -> int:
 
 
 AT_SIZE = [  # with fused attention
-    at_size("context.all_gather_kv", of_ring, causal=True, holds=Entries(6, 5, 2, 1)),
-    at_size("context.ring", of_ring, causal=True, holds=Entries(6, 5, 4, 2)),
-    at_size("context.zigzag", of_ring, holds=Entries(6, 5, 4, 2)),
-    at_size("context.ulysses", of_heads, causal=True, holds=Entries(6, 5, 2, 1)),
+    at_size("context.all_gather_kv", of_ring, causal=True, holds=held(6, 5, 2, 1)),
+    at_size("context.ring", of_ring, causal=True, holds=held(6, 5, 4, 2)),
+    at_size("context.zigzag", of_ring, holds=held(6, 5, 4, 2)),
+    at_size("context.ulysses", of_heads, causal=True, holds=held(6, 5, 2, 1)),
 ]
 
 

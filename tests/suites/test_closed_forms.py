@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study.driver import answer, study
 from suites.context import techniques
+from suites.context.issued import issued as of_context
 from suites.context.test_context import CONTEXT
 from suites.expert import layer
 from suites.mesh import test_mesh
@@ -166,7 +167,7 @@ REPLACED: dict[str, Callable[[], Patches]] = {
     ],
     "mesh": by_preference,
 }
-ISSUED = {"zero": of_zero, "tensor": of_tensor}  # what the controller expects of every rank
+ISSUED = {"zero": of_zero, "tensor": of_tensor, "context": of_context}  # what the controller expects of every rank
 # Of meshes, ranks to whose experts somebody sends: torch's fake group refuses to send an empty tensor back.
 PLACES = {
     "zero": [(8, 0), (64, 63)],
