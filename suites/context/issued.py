@@ -30,7 +30,7 @@ def ring(ranks: int, kv: int, wide_kv: int) -> Both:
 
 
 def ulysses(heads: int, kv_heads: int, head: int) -> Both:
-    """Q, K, V and the output, and the gradients of the same four; a head of one rank's part has `head` bytes."""
+    """Q, K, V and the output, and the gradients of the same four, in heads of so many bytes."""
     four = {"all_to_all": (4, (2 * heads + 2 * kv_heads) * head)}
     return four, four
 

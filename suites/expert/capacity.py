@@ -16,7 +16,6 @@ their gradients that of the router; n_e, which is no function of the weights, is
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,17 +28,13 @@ from torch.nn import functional
 
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import Entries, Form, Named, Run
+from suites.expert.issued import WORD_BYTES, capped
 from suites.expert.layer import Sharded, Unsharded, route
 from suites.expert.parity import Experts
 from suites.expert.routing import counts, matrix, top_k
-from suites.expert.tokens import WORD_BYTES, rows_of
+from suites.expert.tokens import rows_of
 
 WEIGHT = 0.01  # of the loss, as in Switch
-
-
-def capacity_of(factor: float, tokens: int, slots: int, experts: int) -> int:
-    """Rows of a rank that an expert takes."""
-    return math.ceil(factor * slots * tokens / experts)
 
 
 class Capped(Sharded):
@@ -158,12 +153,9 @@ class CappedExperts(Experts):
         ]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """As without a capacity, of the rows that are kept; E + 1 loads, E drops and the loss among all."""
-        shape, item = self.made.shape, dtype.itemsize
-        rows_bytes = 2 * rows_of(self.sent, self.ctx.rank) * shape.hidden * item
-        exchanged = 5, WORD_BYTES * shape.experts + rows_bytes
-        summed = 4, self.router_bytes(dtype) + WORD_BYTES * (2 * shape.experts + 2)
-        return [Form({"all_to_all": exchanged, "all_reduce": summed})]
+        """Of the rows that are kept."""
+        shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
+        return [Form(capped(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """As without a capacity, with all k T rows at home again, of which the dropped are zeros.

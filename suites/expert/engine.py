@@ -12,6 +12,7 @@ from torch import Tensor
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
+from suites.expert import issued
 from suites.expert.deepep import Arrived, Engine, combined, dispatched
 from suites.expert.layer import Sharded, route
 from suites.expert.parity import Experts, Layer
@@ -166,8 +167,8 @@ class Carrying(Experts):
         return "the engine's buffers are its own"
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """The router's gradient; what the engine's kernels send, torch cannot count."""
-        return [Form({"all_reduce": (1, self.router_bytes(dtype))})]
+        """The router's gradient."""
+        return [Form(issued.engine(self.made.shape.experts, self.made.shape.hidden, dtype.itemsize))]
 
 
 def _numbered(what: str, brought: list[Tensor]) -> Named:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fixtures.ranks.steps import Context
+from suites.expert.issued import stand_ins
 from suites.expert.layer import exchange, inverse, lay_out
 
 
@@ -49,7 +50,7 @@ class TwoHops:
 def nodes_of(ctx: Context, most: int) -> Nodes:
     """The real nodes where there are several; inside one, at most `most` groups of ranks stand for them."""
     if len(set(ctx.hosts)) == 1:
-        count = max(n for n in range(1, most + 1) if ctx.size % n == 0)
+        count = stand_ins(ctx.size, most)
         return Nodes(count, ctx.size // count)
     count = len(set(ctx.hosts))
     ranks = ctx.size // count

@@ -12,9 +12,11 @@ from torch import Tensor
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
+from suites.expert import issued
 from suites.expert.groups import Nodes, TwoHops, two_hops, visited
+from suites.expert.issued import ACROSS, OTHERS, TAGS, WORD_BYTES
 from suites.expert.routing import Shape, column, limited_top_k, matrix, preference
-from suites.expert.tokens import TAGS, WORD_BYTES, expected_at_experts, rows_of, tokens
+from suites.expert.tokens import expected_at_experts, rows_of, tokens
 
 
 @dataclass
@@ -35,11 +37,6 @@ class Limited(Technique[TwoHops]):
         self.everybodys = [tokens(ctx, r, len(chosen), TAGS + shape.hidden) for r, chosen in enumerate(drawn)]
         self.chosen, self.own = self.routed[ctx.rank], self.everybodys[ctx.rank]
         self.first, self.second = hop_matrices(drawn, shape.experts, self.nodes)
-
-    @property
-    def row_words(self) -> int:
-        """Words of a row in hop 1: tags, payload, and which experts the token has."""
-        return TAGS + self.shape.hidden + self.shape.top_k
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[TwoHops]:
         """Send every token by both hops, and back."""
@@ -80,33 +77,31 @@ class Limited(Technique[TwoHops]):
         return torch.tensor(found)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Counts for n ranks and E experts, rows of both hops, and as many rows back without the experts."""
-        rank = self.ctx.rank
-        plain = (TAGS + self.shape.hidden) * (rows_of(self.second, rank) + sum(column(self.first, rank)))
-        headers = self.ctx.size + self.shape.experts
-        size = WORD_BYTES * (headers + self.row_words * sum(self.first[rank]) + plain)
-        return [Form({"all_to_all": (6, size)})]
+        """Rows of both hops, and as many rows back."""
+        rank, shape = self.ctx.rank, self.shape
+        rows = sum(self.first[rank]), rows_of(self.second, rank) + sum(column(self.first, rank))
+        return [Form(issued.two_hops(self.ctx.size + shape.experts, shape.hidden, shape.top_k, *rows))]
 
     def crossings(self, trip: TwoHops) -> tuple[dict[str, float], dict[str, Any]]:
         """Bytes that came from other nodes, counted on the rows themselves, and those of sending by row."""
-        nodes, row_bytes = self.nodes, WORD_BYTES * self.row_words
-        found = int((trip.forwarded[:, 0] // nodes.ranks != nodes.of(self.ctx.rank)).sum())
-        expected = crossing(self.first, self.ctx.rank, nodes)
-        pairs = crossing(matrix(self.routed, self.shape.experts), self.ctx.rank, nodes)
-        by_row = pairs * WORD_BYTES * (TAGS + self.shape.hidden)
-        saved = 1 - found * row_bytes / by_row if by_row else 0.0
+        nodes, shape = self.nodes, self.shape
+        came = int((trip.forwarded[:, 0] // nodes.ranks != nodes.of(self.ctx.rank)).sum())
+        both = came, crossing(self.first, self.ctx.rank, nodes)
+        found, right = (issued.across(shape.hidden, shape.top_k, rows)[ACROSS] for rows in both)
+        pairs = crossing(matrix(self.routed, shape.experts), self.ctx.rank, nodes)
+        by_row = pairs * WORD_BYTES * (TAGS + shape.hidden)
         line = {
-            "op": "rows",
-            "group": "other nodes",
-            "count": found,
-            "bytes": found * row_bytes,
-            "expected_count": expected,
-            "expected_bytes": expected * row_bytes,
+            "op": ACROSS,
+            "group": OTHERS,
+            "count": found[0],
+            "bytes": found[1],
+            "expected_count": right[0],
+            "expected_bytes": right[1],
         }
         return {
-            "internode_bytes": float(found * row_bytes),
+            "internode_bytes": float(found[1]),
             "internode_bytes_row_by_row": float(by_row),
-            "internode_saved": saved,
+            "internode_saved": 1 - found[1] / by_row if by_row else 0.0,
         }, line
 
 

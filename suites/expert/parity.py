@@ -17,14 +17,15 @@ from fixtures.ranks.study.at_size import made
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
+from suites.expert import issued
+from suites.expert.issued import WORD_BYTES
 from suites.expert.layer import Sharded, Unsharded
-from suites.expert.routing import Shape, column, counts, matrix, preference, tokens_on, top_k, uniform
-from suites.expert.tokens import WORD_BYTES, rows_of
+from suites.expert.routing import Shape, column, counts, matrix, preference, top_k, uniform
+from suites.expert.tokens import rows_of
 
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
 WEIGHTS = "weights of experts"
 DECIDES = 1e3  # more than any logit
-_ROUTER_BYTES = 4  # of a number of the router, or more: it is never narrower than fp32
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Layer:
 
 def layer(ctx: Context, routing: str, shape: Shape) -> Layer:
     """Draw it: everything is representable in bf16, so that every dtype starts from the same numbers."""
-    rows = [tokens_on(routing, rank, shape.tokens) for rank in range(ctx.size)]
+    rows = [issued.tokens_on(routing, rank, shape.tokens) for rank in range(ctx.size)]
     return Layer(
         shape,
         [drawn(ctx, _TOKENS, rank, (count, shape.hidden)) for rank, count in enumerate(rows)],
@@ -153,16 +154,13 @@ class Experts(Technique[Sharded]):
         return self.ctx.size if what == "grad:router" else 2
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """E counts; rows there and back, and their gradients; the router's gradient."""
-        shape = self.made.shape
-        rows_bytes = 2 * rows_of(self.sent, self.ctx.rank) * shape.hidden * dtype.itemsize
-        exchanged = 5, WORD_BYTES * shape.experts + rows_bytes
-        return [Form({"all_to_all": exchanged, "all_reduce": (1, self.router_bytes(dtype))})]
+        """Of the rows of this rank."""
+        shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
+        return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
     def router_bytes(self, dtype: torch.dtype) -> int:
-        """Hidden x E numbers."""
-        shape = self.made.shape
-        return shape.hidden * shape.experts * max(dtype.itemsize, _ROUTER_BYTES)
+        """Of the router's weights, and of their gradient."""
+        return issued.router_bytes(self.made.shape.experts, self.made.shape.hidden, dtype.itemsize)
 
     def memory(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
         """A router, E/n experts of 3 matrices (hidden x inner), and as many gradients."""

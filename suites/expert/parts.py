@@ -14,11 +14,10 @@ from typing import Any
 from fixtures.ranks.groups import Among, divided_into, lasting
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import answer, study
+from suites.expert.issued import FOLLOWED
 from suites.expert.routing import Shape
 from suites.expert.speed import Traffic, even_traffic
 from suites.expert.tokens import RoundTrip, exact
-
-_TOKENS, _WORDS = 32, 8  # of the round trip, in which every token is followed
 
 
 def every_size(
@@ -53,7 +52,7 @@ def in_part(
     """What a group's ranks send each other: tokens that are followed, and those that are timed."""
     count, hidden, top_k = shape
     inside = among.context(ctx)
-    followed = Shape(_TOKENS, _WORDS, 1, experts_per_rank * inside.size, top_k)
+    followed = Shape(FOLLOWED["tokens"], FOLLOWED["words"], 1, experts_per_rank * inside.size, top_k)
     followed.refuse(inside.size)
     timed = Shape(count, hidden, 1, followed.experts, top_k)
     goes = even_traffic(inside.seed, inside.size, timed)
@@ -61,11 +60,6 @@ def in_part(
         RoundTrip(inside, "skewed", followed, among.group, among.name),
         Traffic(inside, goes, hidden, among.group, among.name),
     )
-
-
-def sizes_in(world: int, asked: Sequence[int]) -> list[int]:
-    """Those of the asked sizes that divide a larger world; where none does, the world is the one group."""
-    return [size for size in asked if size < world and world % size == 0] or [world]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fixtures.ranks.exact.payload import key
+from suites.expert.issued import tokens_on
 
 KINDS = ("balanced", "skewed", "one_hot", "zero_tokens", "even")
 _ROUTE, _EVEN = 700, 701
@@ -60,11 +61,6 @@ def uniform(seed: int, *parts: int, shape: tuple[int, ...]) -> torch.Tensor:
     """Draw from [0, 1) in fp64, the same on every rank and device for the same parts."""
     generator = torch.Generator().manual_seed(key(seed, *parts) >> 1)
     return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-
-def tokens_on(kind: str, rank: int, tokens: int) -> int:
-    """How many tokens a rank has: with `zero_tokens` every second rank has none."""
-    return 0 if kind == "zero_tokens" and rank % 2 else tokens
 
 
 def preference(kind: str, seed: int, rank: int, shape: Shape) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Run, Seen, Technique
 from fixtures.ranks.study.parity import bits, equal
 from fixtures.ranks.study.pattern import Pattern, timed
+from suites.expert.issued import there_and_back
 from suites.expert.layer import Group
 from suites.expert.routing import Shape, column, even_tables
 from suites.expert.tokens import stream
@@ -106,8 +107,8 @@ class Traffic(Technique[None]):
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Rows there, and as many as came back."""
-        size = (sum(self.sent) + sum(self.received)) * self.hidden * dtype.itemsize
-        return [Form({"all_to_all": (2, size)}, self.variant, self.group)]
+        rows = sum(self.sent) + sum(self.received)
+        return [Form(there_and_back(self.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """Copies of the rows that came and of those that came back, or sums of tokens: buffers were there."""

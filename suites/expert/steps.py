@@ -14,17 +14,18 @@ import torch
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import answer, study
-from suites.expert.capacity import CappedExperts, capacity_of
+from suites.expert.capacity import CappedExperts
 from suites.expert.deepep import opened
 from suites.expert.disaggregated.model import problem
-from suites.expert.disaggregated.passes import attention_ranks, sides
+from suites.expert.disaggregated.passes import sides
 from suites.expert.disaggregated.speed import pattern_speed
 from suites.expert.disaggregated.trial import disaggregated_trial
 from suites.expert.engine import Carried, Carrying, load, paces
 from suites.expert.groups import nodes_of
+from suites.expert.issued import attention_ranks, capacity_of, sizes_in
 from suites.expert.limited import Limited
 from suites.expert.parity import Experts, fit_layer, layer
-from suites.expert.parts import every_size, sizes_in
+from suites.expert.parts import every_size
 from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, even_traffic
 from suites.expert.tokens import RoundTrip, enlarged, exact

@@ -10,6 +10,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from suites.expert.issued import together
 from thresholds.hardware import Model
 
 ROUTINGS = ("balanced", "skewed", "one_hot", "zero_tokens")
@@ -51,8 +52,9 @@ def sized(step: str, entry: str, **more: Any) -> Case:  # noqa: ANN401 - whateve
     return replace(case, sized=entry)
 
 
-OF_TOKENS = Entries(3, 3, 2, 0, 1, 2)
-OF_LAYER = Entries(10, 10, 4, 4, 2, 4)
+held = partial(Entries, together=together)  # and of traffic the closed form
+OF_TOKENS = held(3, 3, 2, 0, 1, 2)
+OF_LAYER = held(10, 10, 4, 4, 2, 4)
 TOKENS = [
     case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
     for kind in ROUTINGS
@@ -77,12 +79,12 @@ PARITY = [
 CAPPED = [
     replace(
         case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
-        holds=Entries(18, 12, 4, 4, 2, 4),
+        holds=held(18, 12, 4, 4, 2, 4),
     )
     for kind in ("balanced", "skewed")
 ]
-GROUPS = [case_of("expert.group_limited", **LIMITED, holds=Entries(4, 2, 2, 0, 0, 1))]
-OF_SPEED = Entries(4, 2, 1, 0, 1, 1)
+GROUPS = [case_of("expert.group_limited", **LIMITED, holds=held(4, 2, 2, 0, 0, 1))]
+OF_SPEED = held(4, 2, 1, 0, 1, 1)
 NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
@@ -91,13 +93,13 @@ LATENCY = [
         selectors={"step": "expert.throughput at decode size"},
     )
 ]
-DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS, holds=Entries(7, 5, 3, 0, 2, 3))]
+DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS, holds=held(7, 5, 3, 0, 2, 3))]
 # M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
 
 
 def apart(micro_batches: int) -> Entries:
     """Give what an attention rank says; an expert rank says more."""
-    return Entries(2 + micro_batches, 3 + 12 * micro_batches, 6, delivered=3)
+    return held(2 + micro_batches, 3 + 12 * micro_batches, 6, delivered=3)
 
 
 PING_PONG = [
@@ -114,7 +116,7 @@ IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
 OF_EDGES = Entries(4, 2, 2, delivered=2)
 PATTERN = [
     replace(
-        case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=Entries(per=("sizes", OF_EDGES))), sized="m2n"
+        case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=held(per=("sizes", OF_EDGES))), sized="m2n"
     )
 ]
 CARRIED: dict[str, Any] = {
@@ -124,7 +126,7 @@ CARRIED: dict[str, Any] = {
 ENGINE = [
     replace(
         case_of("expert.deepep", kind, routing=kind, sizes=SIZES["normal"], **CARRIED, **LAYER, **TIMED),
-        holds=Entries(16, 5, 1, 2),
+        holds=held(16, 5, 1, 2),
         sized="normal",
         engine="deepep",
     )
@@ -147,7 +149,7 @@ def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
 
 
 of_decoding = partial(of_training, fewer=32)
-LARGE = Entries(5, 5, 2, 2)
+LARGE = held(5, 5, 2, 2)
 AT_SIZE = [
     at_size("expert.parity", of_training, "training", routing="skewed", holds=LARGE),
     at_size("expert.parity", of_decoding, "decoding", routing="balanced", holds=LARGE),

@@ -17,11 +17,10 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
 from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, moved, timed
+from suites.expert.issued import TAGS, WORD_BYTES, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, scaled, tables, transposed
 
-TAGS = 2  # the first words of a token: the rank it comes from, and its index there
-WORD_BYTES = 8
 _TOKENS = 720
 _FORM = format_of("int64")
 
@@ -80,11 +79,9 @@ class RoundTrip(Technique[None]):
         return _named(at_experts, own, rows)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """E counts; k T_r rows there and R_r back; 2 counts of rows."""
+        """There and back."""
         rows = rows_of(self.sent, self.ctx.rank)
-        size = WORD_BYTES * (self.shape.experts + (TAGS + self.shape.hidden) * rows)
-        issued = {"all_to_all": (3, size), "all_reduce": (1, 2 * WORD_BYTES)}
-        return [Form(issued, self.variant, self.group)]
+        return [Form(round_trip(self.shape.experts, self.shape.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """When rows go back: those that came in two orders, those that went and come home; and the orders.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from suites.zero import test_zero
 from tests.fixtures.check.answered import answered
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
-from thresholds.hardware import MODELS
+from thresholds.hardware import MODELS, Hardware
 
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
 PLANS = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
@@ -96,8 +97,7 @@ def red(
     A part is judged if any rank has it: one that is missing on another rank is red. Its time is a part only
     where it was `timed`.
     """
-    ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
-    measurement = Measurement(step, parameters or {}, World((NODE,)), "1", "gloo", ranks, 0.0)
+    measurement = _measurement(step, results, parameters or {})
     there = sorted({part for result in results for part in result})
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
@@ -105,6 +105,13 @@ def red(
     if timed:
         found["time"] = _fault(measurement, "time")
     return {part: sentence for part, sentence in found.items() if sentence}
+
+
+def _measurement(
+    step: str, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
+) -> Measurement:
+    ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
+    return Measurement(step, parameters, World((NODE,)), "1", "gloo", ranks, 0.0)
 
 
 def _fault(measurement: Measurement, part: str) -> str:
@@ -130,21 +137,38 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         sent = any("moved" in rank.result for rank in measurement.ranks)
         judges = [patterns.judge] * sent + [formulas.judge] * bool(formulas.rules_of(measurement.step))
         return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
-    holds = _planned(measurement.step, measurement.parameters, len(measurement.ranks))
-    target = judging.target(measurement, judging.hardware({}), holds=holds or Entries())
+    target = judging.target(measurement, _without_rows(), holds=_holds(measurement))
     return _JUDGES[part](answered(measurement, target)).judgements
+
+
+@cache
+def _without_rows() -> Hardware:
+    return judging.hardware({})
+
+
+def _holds(measurement: Measurement) -> Entries:
+    """What the plan says of a case; of another than is planned the closed form of traffic alone."""
+    step, asked = measurement.step, measurement.parameters
+    found = _planned(step, asked, len(measurement.ranks))
+    if found is not None or not asked:
+        return found or Entries()
+    holds = next((case.holds for case in _cases() if case.step == step and case.holds), Entries())
+    return Entries(issued=holds.issued, together=holds.together)
 
 
 def _planned(step: str, parameters: Mapping[str, Any], size: int) -> Entries | None:
     """What the plan says that each rank holds, of a case that is planned in a world of this size."""
+    for case in _cases():
+        large = {**case.scaled(MODELS["gloo"], size), "at_size": True} if case.scaled else {}
+        if case.step == step and {**case.parameters, **large} == parameters:
+            return case.holds
+    return None
+
+
+def _cases() -> Iterator[Planned]:
     for test in (one for module in PLANS for one in vars(module).values()):
         for mark in getattr(test, "pytestmark", ()):
-            cases: Sequence[Planned] = mark.args[0] if mark.name == MARK else ()
-            for case in cases:
-                large = {**case.scaled(MODELS["gloo"], size), "at_size": True} if case.scaled else {}
-                if case.step == step and {**case.parameters, **large} == parameters:
-                    return case.holds
-    return None
+            yield from mark.args[0] if mark.name == MARK else ()
 
 
 def _loose(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -171,6 +195,30 @@ def _least(part: str, holds: Entries, results: Sequence[Mapping[str, Any]]) -> s
     return ", ".join(f"{kind}={count}" for kind, count in counts.items())
 
 
+def _doubled(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Which calls all ranks may count and expect twice without anybody's notice; the plan has closed forms."""
+    step, parameters = case
+    measurement = _measurement(step, results, parameters)
+    holds, found = _holds(measurement), {}
+    known = {_named(line) for one in results for line in one.get("traffic", ()) if line["expected_count"]}
+    for name in known if holds.issued or holds.together else ():
+        twice = [
+            {"traffic": [_twice(line) if _named(line) == name else line for line in one["traffic"]]}
+            for one in results
+        ]
+        if not _fault(_measurement(step, twice, parameters), "traffic"):
+            found[f"traffic of {name}"] = "the plan believes twice as much"
+    return found
+
+
+def _named(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(line.get(name) for name in ("group", "dtype", "op"))
+
+
+def _twice(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value * 2 if isinstance(value, int) else value for name, value in line.items()}
+
+
 def assert_green(
     size: int, cases: Sequence[Case], parts: Sequence[str] = ("parity", "repeat", "wrong")
 ) -> list[list[dict[str, Any]]]:
@@ -183,6 +231,7 @@ def assert_green(
             f"{step} {dict(parameters)} on {size} ranks: {part}: {sentence}"
             for part, sentence in {
                 **_loose((step, parameters), results),
+                **_doubled((step, parameters), results),
                 **red(step, results, parameters),
                 **missing,
             }.items()

@@ -167,7 +167,11 @@ REPLACED: dict[str, Callable[[], Patches]] = {
     ],
     "mesh": by_preference,
 }
-ISSUED = {"zero": of_zero, "tensor": of_tensor, "context": of_context}  # what the controller expects of every rank
+ISSUED = {
+    "zero": of_zero,
+    "tensor": of_tensor,
+    "context": of_context,
+}  # what the controller expects of every rank
 # Of meshes, ranks to whose experts somebody sends: torch's fake group refuses to send an empty tensor back.
 PLACES = {
     "zero": [(8, 0), (64, 63)],

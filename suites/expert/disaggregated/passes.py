@@ -39,14 +39,6 @@ class Sides:
     combine: Any
 
 
-def attention_ranks(ranks: int, share: tuple[int, int]) -> int:
-    """How many ranks have attention where it and the experts share them like this: some, but not all."""
-    attention, experts = share
-    if min(share) < 1:
-        raise ValueError(f"attention and experts cannot share ranks {attention} to {experts}")
-    return min(max(ranks * attention // (attention + experts), 1), ranks - 1)
-
-
 @contextmanager
 def sides(ctx: Context, attention_ranks: int) -> Iterator[Sides]:
     """Form both groups, for as long as the work goes well."""

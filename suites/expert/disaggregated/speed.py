@@ -16,10 +16,11 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
 from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
+from suites.expert import issued
 from suites.expert.disaggregated.model import Pace
 from suites.expert.disaggregated.passes import Log, Sides
+from suites.expert.issued import WORD_BYTES
 from suites.expert.speed import Watched, timed_together
-from suites.expert.tokens import WORD_BYTES
 
 
 def pace_figures(
@@ -112,10 +113,8 @@ class Edges(Technique[None]):
         return [{"what": name, "error": float(count), "tolerance": 0.0} for name, count in counts.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """One message for every peer, and one all_to_all, into which an expert rank puts nothing."""
-        pairs = self.peers, self.peers * self.size_bytes
-        both = {"send": pairs, "all_to_all": (1, pairs[1])}
-        return [Form(both if self.sends else {"recv": pairs, "all_to_all": (1, 0)})]
+        """Of this rank's side."""
+        return [Form(issued.edges(self.peers, self.size_bytes, self.sends))]
 
     def even(self, ranks: int) -> list[Move]:
         """An all_to_all among all for each way: it sends as much from each to each, and more of them do."""

@@ -9,8 +9,8 @@ from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
 from fixtures.ranks.study.traffic import Expected
 from suites.expert.disaggregated.model import Problem
 from suites.expert.disaggregated.passes import Sides
+from suites.expert.issued import apart
 from suites.expert.routing import counts, scaled, top_k, transposed
-from suites.expert.tokens import WORD_BYTES
 
 Matrix = list[list[int]]
 
@@ -43,15 +43,13 @@ def expected_traffic(problem: Problem, roles: Sides, rows: list[list[list[int]]]
     row_bytes = shape.hidden * problem.dtype.itemsize
     if rank in roles.attention:
         parts = [count for line in rows[rank] for count in line]
-        header_bytes = WORD_BYTES * shape.experts * len(rows[rank])
     else:
         number = rank - roles.experts.start
         parts = [line[number] for one in rows for line in one]
-        header_bytes = WORD_BYTES * shape.experts // len(roles.experts) * len(parts)
+    headers = len(parts), len(parts) * (shape.experts // len(roles.experts))
     some = sum(count > 0 for count in parts)
-    headed = problem.depth * (len(parts) + some), problem.depth * (header_bytes + sum(parts) * row_bytes)
-    plain = problem.depth * some, problem.depth * sum(parts) * row_bytes
-    return {"send": headed, "recv": plain} if rank in roles.attention else {"send": plain, "recv": headed}
+    there, back = apart(problem.depth, headers, some, sum(parts) * row_bytes)
+    return {"send": there, "recv": back} if rank in roles.attention else {"send": back, "recv": there}
 
 
 def exact_both_ways(ctx: Context, roles: Sides, problem: Problem) -> Corruptions:

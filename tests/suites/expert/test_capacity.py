@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suites.expert.capacity import CappedExperts, UnshardedCapped, by_rule, capacity_of, taken
+from suites.expert.capacity import CappedExperts, UnshardedCapped, by_rule, taken
+from suites.expert.issued import capacity_of
 from suites.expert.parity import layer
 from suites.expert.routing import Shape, top_k, uniform
 from tests.fixtures.ranks.gloo_world import context

@@ -17,12 +17,12 @@ from suites.expert.disaggregated.passes import (
     Pace,
     Pending,
     Sides,
-    attention_ranks,
     receive,
     sides,
     stage,
 )
 from suites.expert.disaggregated.traffic import batch_rows, expected_traffic
+from suites.expert.issued import attention_ranks
 from suites.expert.routing import Shape
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
 from tests.suites.parallel import assert_green

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from fixtures.ranks.steps import REGISTRY, Context
 from suites.expert.groups import Nodes
+from suites.expert.issued import TAGS, WORD_BYTES, sizes_in
 from suites.expert.limited import limited_tables
-from suites.expert.parts import divided, in_part, sizes_in
+from suites.expert.parts import divided, in_part
 from suites.expert.routing import Shape
-from suites.expert.tokens import TAGS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.expert.test_steps import issued
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
@@ -24,7 +24,6 @@ from tests.teeth.expert import DIVIDED, LIMITED
 
 # Nodes and the ranks of each, by the size of the world; a node alone is cut into groups that stand for nodes.
 LAYOUTS = {2: ((1, 2), (2, 1)), 6: ((3, 2), (2, 3), (6, 1), (1, 6))}
-WORD_BYTES = 8
 
 
 def placed(ctx: Context, nodes: int, ranks: int) -> Context:
