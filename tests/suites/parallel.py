@@ -196,7 +196,7 @@ def _least(part: str, holds: Entries, results: Sequence[Mapping[str, Any]]) -> s
 
 
 def _doubled(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Which calls all ranks may count and expect twice without anybody's notice; the plan has closed forms."""
+    """Which calls all ranks may count and expect twice without anybody's notice, of what the plan knows."""
     step, parameters = case
     measurement = _measurement(step, results, parameters)
     holds, found = _holds(measurement), {}
