@@ -22,12 +22,14 @@ def measure(
 ) -> tuple[dict[str, float], list[Span]]:
     """Measure the bubble with stages of known length, beside the formula and the simulation.
 
-    What comes with the figures is the schedule that they belong to: this rank's part of it.
+    `stretch` is the longest mean of any rank's forwards, backwards or parts of these, over the time that they
+    are given. What comes with the figures is the schedule that they belong to: this rank's part of it.
     """
     shape, recorder = pipeline.shape, pipeline.recorder
     unit_s = busy_s / (_UNITS_EACH * shape.micro_batches * shape.chunks)
+    given = {kind: units * unit_s for kind, units in UNITS.items()}
     rounds = []
-    with recorder.paced({kind: units * unit_s for kind, units in UNITS.items()}):
+    with recorder.paced(given):
         for _ in range(repeats):
             timing.barrier(pipeline.ctx)
             pipeline.step()
@@ -41,6 +43,9 @@ def measure(
         "bubble_excess": measured - formula,
         "bubble_simulated": _simulated(schedule, shape, ranks),
         "stages_in_a_row": float(shape.ranks),
+        "stretch": max(
+            mean_s / given[kind] for rank in ranks for kind, mean_s in zip(_KINDS, rank[2:], strict=True)
+        ),
     }
     return figures, spans
 

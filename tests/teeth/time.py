@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
 
 from fixtures.ranks.study.calibrated import calibrated_work
@@ -115,6 +116,11 @@ BUGS = [
     ),
     bug("context.ring", "a ring waits before it computes", p2p(waited_for)),
     bug("pipeline.one_f_one_b", "hand-overs are late", p2p(hand_over_late)),
+    bug(
+        "pipeline.zbv",
+        "hand-overs keep one rank for longer than its stages last",
+        lambda: replaced(pipelining.schedules, "_batch_p2p", late(2 * _LATE_S, rank=1)),
+    ),
     *(
         Bug(
             f"sides take turns with {case.words[-1]}",
