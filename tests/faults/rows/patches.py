@@ -91,12 +91,14 @@ def isend(tensor, *arguments, **named):
 dist.isend = dist.distributed_c10d.isend = isend
 """
 
-# Every collective of this rank begins 20 ms late, whatever it is called in this version of torch.
+# Every collective and every send of this rank begins 20 ms late, by whatever name torch calls it.
 LATE = """
 import time
 
 import torch
 import torch.distributed as dist
+
+inside = []
 
 
 def late(name):
@@ -104,18 +106,24 @@ def late(name):
 
     def call(*arguments, **named):
         first = next(iter((*arguments, *named.values())))
-        if not isinstance(first, torch.Tensor) or first.numel() > 100:
+        if not inside and (not isinstance(first, torch.Tensor) or first.numel() > 8):
             time.sleep(0.02)
-        return healthy(*arguments, **named)
+        inside.append(name)
+        try:
+            return healthy(*arguments, **named)
+        finally:
+            inside.pop()
 
     setattr(dist, name, call)
+    setattr(dist.distributed_c10d, name, call)
 
 
-for names in (
-    *(("all_reduce",), ("broadcast",), ("all_to_all_single",), ("batch_isend_irecv",)),
-    *(("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor")),
+for name in (
+    *("all_reduce", "broadcast", "all_to_all_single", "batch_isend_irecv", "isend"),
+    *("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"),
 ):
-    late(next(name for name in names if hasattr(dist, name)))
+    if hasattr(dist, name):
+        late(name)
 """
 
 
