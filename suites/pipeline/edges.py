@@ -16,9 +16,10 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.pattern import Corruptions, Move, Pattern, exact, moved, timed
-from fixtures.ranks.study.traffic import count_traffic
+from fixtures.ranks.study.traffic import Expected, count_traffic
+from suites.pipeline.issued import GROUP, NEIGHBOURS, over_edges, ranks_of
+from suites.pipeline.schedules import Shape
 from suites.pipeline.stages import ACTIVATION, GRADIENT
-from suites.pipeline.technique import ranks_of
 
 Edges = Sequence[tuple[int, int]]  # from a rank to a rank
 
@@ -37,7 +38,8 @@ def run(
     """Compare fresh payloads of several lengths, time one size and compare its last, then edge by edge."""
     if ctx.size < 2:
         raise ValueError("a pipeline has edges from 2 ranks on")
-    item, stride = format_of(dtype).item_bytes, ctx.size // ranks_of(ctx.size, most)
+    item, shape = format_of(dtype).item_bytes, Shape(ranks_of(ctx.size, most), 1)
+    stride = ctx.size // shape.ranks
     forth = [(rank, rank + stride) for rank in range(ctx.size - stride)]
     ways = {ACTIVATION: forth, GRADIENT: [(target, source) for source, target in forth]}
     everywhere = [edge for edges in ways.values() for edge in edges]
@@ -54,7 +56,7 @@ def run(
     alone = [_alone(ctx, *turn, alone_bytes // item, dtype, budget_s / 4) for turn in turns]
     wrong += [*together.wrong, *(one for _, found in alone for one in found)]
     return {
-        "traffic": _traffic(both),
+        "traffic": _traffic(both, over_edges(NEIGHBOURS, shape, ctx.rank // stride, count * item)),
         "iterations": len(elements) * iterations,
         "elements": iterations * sum(dealt.compared(0) for dealt in fresh),
         "figures": {"edge": count * item / together.median_s / 1e9},
@@ -72,12 +74,11 @@ def _moved(ctx: Context, stride: int, size_bytes: int, seconds: Sequence[float])
     return moved(ctx, [move] * min(len(among.ranks) - 1, 2), seconds)
 
 
-def _traffic(dealt: Dealt) -> list[dict[str, Any]]:
-    """Count what is issued; a rank receives as much as it sends."""
+def _traffic(dealt: Dealt, expected: Expected) -> list[dict[str, Any]]:
+    """Count what is issued."""
     with count_traffic() as seen:
         dealt.run(0)
-    expected = sum(map(bool, dealt.given)), dealt.size_bytes
-    return seen.table({"send": expected, "recv": expected}, "pp")
+    return seen.table(expected, GROUP)
 
 
 def _alone(  # noqa: PLR0917 - what is timed, and how long

@@ -35,7 +35,8 @@ from fixtures.ranks.study.driver import (
 )
 from fixtures.ranks.study.fitting import fit
 from suites.pipeline import bubble
-from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, differing, in_flight
+from suites.pipeline.issued import GROUP, over_edges, shape_of
+from suites.pipeline.schedules import PLANS, Shape, between_parts, differing, in_flight
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
@@ -145,9 +146,8 @@ class Scheduled(Technique[Pipeline]):
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Over each edge go m tensors each way."""
-        count = crossings(self.plan, self.shape, self.ctx.rank) * self.shape.micro_batches
-        issued = count, count * self.rows * self.width * dtype.itemsize
-        return [Form({"send": issued, "recv": issued}, "pp")]
+        size_bytes = self.rows * self.width * dtype.itemsize
+        return [Form(over_edges(self.schedule, self.shape, self.ctx.rank, size_bytes), GROUP)]
 
     def memory(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
         """Stand what this rank held beside its share: its stages' 3 d h weights, and what is in flight."""
@@ -219,7 +219,7 @@ def run(
     For the bubble every stage takes a calibrated time, such that a rank is busy for `busy_ms` in each of
     `repeats` rounds. A torch that is too old for the schedule is no fault: the case is n/a.
     """
-    shape = _shape(ctx, schedule, per_rank, most)
+    shape = shape_of(schedule, ctx.size, per_rank, most)
     _fit(ctx, shape, width, rows)
     engine(ctx, pipelining.__name__, [PLANS[schedule].torchs])
     with pipeline_of(ctx, shape.ranks) as among:
@@ -256,23 +256,6 @@ def pipeline_of(ctx: Context, ranks: int) -> Iterator[Among]:
     dist.all_reduce(torch.zeros(1, device=ctx.device), group=group)
     with lasting([group]):
         yield Among.of(group)
-
-
-def ranks_of(size: int, most: int) -> int:
-    """Give the ranks of a pipeline: the most that divide the world, and all where nothing does."""
-    return max((one for one in range(2, most + 1) if size % one == 0), default=size)
-
-
-def _shape(ctx: Context, schedule: str, per_rank: int, most: int) -> Shape:
-    """Take the largest pipeline that divides the world and has at most so many ranks."""
-    plan = PLANS[schedule]
-    ranks = ranks_of(ctx.size, most)
-    if ranks < 2 or per_rank < plan.least_per_rank:
-        raise ValueError(
-            f"{schedule} needs 2 ranks or more and {plan.least_per_rank} micro-batches per rank or more, "
-            f"not {ranks} and {per_rank}"
-        )
-    return Shape(ranks, per_rank * ranks, plan.chunks)
 
 
 def _fit(ctx: Context, shape: Shape, width: int, rows: int) -> None:

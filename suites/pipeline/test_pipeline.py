@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, judging, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
+from suites.pipeline.issued import issued
 from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -23,11 +25,12 @@ EDGES: dict[str, Any] = {
     "iterations": 20,
     "budget_s": 2.0,
 }
+held = partial(Entries, issued=issued)  # and of traffic the closed form
 
 
 # Of a rank with one stage, of one with two, and of one whose second stage is the last or whose first is.
-ONE, TWO, ENDS = Entries(18, 8, 4, 8, 2, 4), Entries(38, 18, 4, 8, 2, 4), Entries(34, 16, 4, 8, 2, 4)
-LARGE_ONE, LARGE_TWO, LARGE_ENDS = Entries(5, 4, 2, 4), Entries(10, 9, 2, 4), Entries(9, 8, 2, 4)
+ONE, TWO, ENDS = held(18, 8, 4, 8, 2, 4), held(38, 18, 4, 8, 2, 4), held(34, 16, 4, 8, 2, 4)
+LARGE_ONE, LARGE_TWO, LARGE_ENDS = held(5, 4, 2, 4), held(10, 9, 2, 4), held(9, 8, 2, 4)
 STEPS = {
     "pipeline.gpipe": (ONE, LARGE_ONE),
     "pipeline.one_f_one_b": (ONE, LARGE_ONE),
@@ -46,7 +49,7 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 AT_SIZE = [at_size(step, scaled, weight=8.0, holds=large) for step, (_, large) in STEPS.items()]
-NEIGHBOURS = [case_of("pipeline.edges", **EDGES, holds=Entries(traffic=2))]
+NEIGHBOURS = [case_of("pipeline.edges", **EDGES, holds=held(traffic=2))]
 
 
 @over(SCHEDULES, INSIDE, NETWORK, ask=requests.step, judges=[parallel.parity, parallel.repeat])

@@ -9,7 +9,8 @@ from tests.house.imports import HOUSE, RECORDS, Room
 SENT = ("fixtures.wire", "fixtures.node", "fixtures.ranks")
 CHECKING = ("fixtures.wire", "fixtures.transport", "fixtures.cluster", "fixtures.check")
 READ = ("thresholds", *RECORDS)
-ISSUED = tuple(f"suites.{family}.issued" for family in ("context", "expert", "tensor", "zero"))
+_FAMILIES = ("context", "expert", "mesh", "mesh.moe", "pipeline", "tensor", "zero")
+ISSUED = tuple(f"suites.{family}.issued" for family in _FAMILIES)
 SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib", "pydantic", "pydantic_core")
 
 # The first row whose glob matches a file counts. Each package imports from its own floor only itself.
@@ -51,9 +52,10 @@ ROOMS = (
         "leaves a red report before anything else, so it imports nothing that may be missing",
     ),
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
+    Room("suites/pipeline/schedules.py", (), (), "sent, and read by the controller: pure orders"),
     Room(
         "suites/**/issued.py",
-        ("fixtures.wire",),
+        ("fixtures.wire", "suites.pipeline.schedules", *ISSUED),
         (),
         "sent, and read by the controller: what both compute of a step, from its parameters and world alone",
     ),

@@ -39,8 +39,8 @@ def test_every_part_of_every_step_holds() -> None:
     size = 4
     cases = [(f"pipeline.{name}", QUICK) for name in PLANS]
     found = run_steps(size, [*cases, ("pipeline.edges", EDGES)])
-    for (step, _), results in zip([*cases, ("pipeline.edges", EDGES)], found, strict=True):
-        assert red(step, results) == {}, step
+    for (step, parameters), results in zip([*cases, ("pipeline.edges", EDGES)], found, strict=True):
+        assert red(step, results, parameters) == {}, step
     for results in found[:-1]:
         assert [set(result) for result in results] == [PARTS] * size
     for plan, results in zip(PLANS.values(), found, strict=False):
@@ -80,11 +80,10 @@ def _every_edge_once(size: int, results: list[dict[str, Any]]) -> None:
 
 
 def test_a_large_world_has_several_pipelines() -> None:
-    found = run_steps(
-        4, [("pipeline.interleaved", {**QUICK, "most": 2}), ("pipeline.edges", {**EDGES, "most": 2})]
-    )
-    for step, results in zip(("pipeline.interleaved", "pipeline.edges"), found, strict=True):
-        assert red(step, results) == {}
+    cases = [("pipeline.interleaved", {**QUICK, "most": 2}), ("pipeline.edges", {**EDGES, "most": 2})]
+    found = run_steps(4, cases)
+    for (step, parameters), results in zip(cases, found, strict=True):
+        assert red(step, results, parameters) == {}
     schedules = [result["schedule"] for result in found[0]]
     assert [{stage for _, stage, *_ in one["operations"]} for one in schedules] == [
         {0, 2},
