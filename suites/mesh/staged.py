@@ -1,16 +1,21 @@
-"""A Llama cut into stages, each of which is divided along the other axes, on torch's 1F1B schedule."""
+"""A Llama on all axes of a mesh, which may be cut into stages: those are on torch's 1F1B schedule."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
+from fixtures.ranks.study import memory
+from fixtures.ranks.study.driver import Entries, Named, Run
 from fixtures.ranks.study.models import Llama
 from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
-from suites.mesh.task import Task
-from suites.mesh.technique import loss_of
+from suites.mesh.issued import groups, lines
+from suites.mesh.task import Task, unsharded
+from suites.mesh.technique import Combined, Issued, loss_of
 from suites.pipeline.stages import meta
 
 
@@ -78,3 +83,36 @@ class Staged(Divided):
             return {}
         logits = self._schedule.step(*inputs, target=y, losses=losses)
         return {"loss": torch.stack(losses).mean().detach(), "logits": logits.detach()}
+
+
+class Dense(Combined[Divided]):
+    """A small Llama on all axes of a mesh; a stage's parameters stay gathered between its micro-batches."""
+
+    def __init__(self, task: Task, mesh: Mesh, dtypes: Sequence[torch.dtype]) -> None:
+        self.task, self.mesh, self.dtypes = task, mesh, dtypes
+        self.ctx, self.steps, self.adding = task.ctx, task.steps, task.ctx.size // task.stages
+        self.staged = "pp" in task.layout.names
+
+    def make(self, dtype: torch.dtype) -> Divided:
+        """Divide a stage of it, or all of it."""
+        return (Staged if self.staged else Divided)(self.task, self.mesh, dtype)
+
+    def reference(self, dtype: torch.dtype) -> Named:
+        """Train it alone."""
+        return unsharded(self.task, dtype)
+
+    def issued(self, dtype: torch.dtype) -> Issued:
+        """What each technique exchanges along its axis, among the ranks that meet there."""
+        rank, layout = self.ctx.rank, self.task.layout
+        found = lines(self.task, dtype.itemsize)
+        return {label: (layout.line(rank, axes), calls) for label, (axes, calls) in found.items()}
+
+    def share(self, dtype: torch.dtype) -> int:
+        """A rank's part of the parameters."""
+        return sum(groups(self.task)) // self.task.shards * dtype.itemsize
+
+    def memory(self, dtype: torch.dtype, run: Run[Divided]) -> Entries:
+        """As well the parameters that stand there between forward and backward."""
+        waiting = self.share(dtype) * (self.task.shards if self.staged else 1)
+        between = memory.entry("params between forward and backward", run.kept.waiting_bytes, waiting)
+        return [*super().memory(dtype, run), between]

@@ -1,6 +1,6 @@
 """What the ranks run for combinations of parallel axes on one device mesh.
 
-The dense steps lay all ranks of their world out along named axes (`suites.mesh.axes.divide`), train
+The dense steps lay all ranks of their world out along named axes (`suites.mesh.issued.divide`), train
 a small Llama that is divided along all of them, and hold it beside the unsharded one on the same rank. Where
 ranks are few, some axes have one rank, and their technique has nothing to do:
 
@@ -13,7 +13,7 @@ ranks are few, some axes have one rank, and their technique has nothing to do:
 
 That is on one node, or on nodes that the innermost axis fits into. `large` are the sizes of training: the
 model's width at least, and the channels of a head. What an axis exchanges is counted in its own groups; the
-closed forms are those of `suites.mesh.forms`, with their sources. Gradients are clipped by the norm of all
+closed forms are those of `suites.mesh.issued`, with their sources. Gradients are clipped by the norm of all
 (`clip`; 0: they are not), of which a weight that is whole along tp counts once. "placement" says for every
 axis on which machines its ranks are (`suites.mesh.placement`).
 """
@@ -27,13 +27,12 @@ import torch
 
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.driver import EXACT, TRAINED
-from suites.mesh.axes import divide, laid_out, needs
-from suites.mesh.forms import Dense
+from suites.mesh.axes import laid_out, needs
+from suites.mesh.issued import sizes_of
 from suites.mesh.moe import run
-from suites.mesh.moe.grid import combined, replicated
 from suites.mesh.moe.sharded import ShardedMixture
-from suites.mesh.moe.task import Dims
 from suites.mesh.moe.zero import ZeroMixture
+from suites.mesh.staged import Dense
 from suites.mesh.task import Task
 from suites.mesh.technique import told
 
@@ -47,79 +46,55 @@ PATTERNS = {
 
 
 @step
-def fsdp_tp(
-    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0, **large: int
-) -> dict[str, Any]:
+def fsdp_tp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """fully_shard along dp of what tensor parallelism along tp leaves a rank: Psi/(dp tp) of each state.
 
     dp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi/tp in all. tp: 7 L + 2 all-reduces of X, one
     all-gather of the logits (arXiv:2304.11277, section 4; torch's parallelize_module with fully_shard).
     """
-    layout = divide(ctx, ("dp", "tp"), ("dp", "tp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip, **large))
+    return _dense(ctx, "fsdp_tp", **sizes)
 
 
 @step
-def loss_curve(ctx: Context, *, rows: int, tokens: int, layers: int, steps: int) -> dict[str, Any]:
+def loss_curve(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """The loss of every one of many steps of `fsdp_tp`, in fp64 alone.
 
     Over many steps bf16 shows how rounding adds up, which is as large as the difference looked for; `fsdp_tp`
     holds bf16 over a few. Traffic and memory are those of `fsdp_tp`.
     """
-    layout = divide(ctx, ("dp", "tp"), ("tp", "dp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps), dtypes=(EXACT,))
+    return _dense(ctx, "loss_curve", dtypes=(EXACT,), **sizes)
 
 
 @step
-def fsdp_cp(
-    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0, **large: int
-) -> dict[str, Any]:
+def fsdp_cp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """fully_shard along dp and cp together, of a model whose attention is a zig-zag ring along cp.
 
     dp and cp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi in all. cp: L (3 cp - 2) sends of K and
     V or of their gradients ("The Llama 3 Herd of Models", 2024, section 3.3.2; arXiv:2310.01889).
     """
-    layout = divide(ctx, ("dp", "cp"), ("cp", "dp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip, **large))
+    return _dense(ctx, "fsdp_cp", **sizes)
 
 
 @step
-def fsdp_cp_tp(
-    ctx: Context, *, rows: int, tokens: int, layers: int, steps: int, clip: float = 0.0
-) -> dict[str, Any]:
+def fsdp_cp_tp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """Tensor parallelism along tp, a ring along cp among ranks of the same heads, fully_shard on dp and cp.
 
     dp x cp: 2 (L + 1) all-gathers and L + 1 reduce-scatters of Psi/tp in all. cp: as in `fsdp_cp`, with 1/tp
     of K and V. tp: as in `fsdp_tp` ("The Llama 3 Herd of Models", 2024, section 3.3.2).
     """
     needs(ctx, 4, "context x tensor of two ranks each")
-    layout = divide(ctx, ("dp", "cp", "tp"), ("cp", "tp", "dp"))
-    return _dense(Task(ctx, layout, rows, tokens, layers, steps, clip=clip))
+    return _dense(ctx, "fsdp_cp_tp", **sizes)
 
 
 @step
-def pp_fsdp_tp(
-    ctx: Context,
-    *,
-    rows: int,
-    tokens: int,
-    layers: int,
-    steps: int,
-    per_stage: int,
-    clip: float = 0.0,
-    **large: int,
-) -> dict[str, Any]:
+def pp_fsdp_tp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """1F1B along pp; a stage of `layers` blocks is divided along dp and tp. Rows are those of a micro-batch.
 
     pp: m activations and m gradients per edge, m = `per_stage` pp. dp: a stage's parameters are gathered
     once and its gradients reduced once, with the last micro-batch. tp: as in `fsdp_tp`, for every
     micro-batch (Narayanan et al., arXiv:2104.04473; torch's Schedule1F1B, fully_shard kept until backward).
     """
-    layout = divide(ctx, ("pp", "dp", "tp"), ("pp", "tp", "dp"))
-    stages = layout.size("pp")
-    micro_batches = per_stage * stages  # 1F1B needs one for each stage at least
-    sizes = rows * micro_batches, tokens, layers * stages, steps, micro_batches
-    return _dense(Task(ctx, layout, *sizes, clip=clip, **large))
+    return _dense(ctx, "pp_fsdp_tp", **sizes)
 
 
 @step
@@ -131,20 +106,20 @@ def ep_dp(ctx: Context, **dims: int) -> dict[str, Any]:
     R rows to its experts). Once in a step an all_reduce of dense gradients among n, and one of experts' among
     n / e, both divided by n: an expert has met the tokens of its whole set (arXiv:2504.14960, section 3).
     """
-    return run.run(ctx, replicated(ctx.size), Dims(**dims))
+    return run.run(ctx, "ep_dp", dims)
 
 
 @step
 def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
     """A Llama of experts on stages x data x context x tensor, its experts over context x tensor together.
 
-    2 ranks: 2 x 1 x 1 x 1. 4: 2 x 1 x 1 x 2, experts over 2. 8: 2 x 1 x 2 x 2, experts over 4. 16 and more:
-    2 x n/8 x 2 x 2, experts over 4 (`moe.grid.combined`; the fold is that of arXiv:2504.14960). m activations
+    2 ranks: 2 x 1 x 1 x 1. 4: 2 x 1 x 1 x 2, experts over 2. 8: 2 x 1 x 2 x 2, experts over 4. 16 and more: 2
+    x n/8 x 2 x 2, experts over 4 (`moe.issued.combined`; the fold is that of arXiv:2504.14960). m activations
     over every edge and m gradients back. Per block and micro-batch 3 all_gather and 2 reduce_scatter of the
     sequence along tp, one of each of keys and values along cp, 5 all_to_all along ep; once in a step
-    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe.forms`.
+    all_reduces along tp, dp x cp and edp. Bytes and sources: `moe.issued`.
     """
-    return run.run(ctx, combined(ctx.size), Dims(**dims))
+    return run.run(ctx, "five_axes", dims)
 
 
 @step
@@ -156,7 +131,7 @@ def ep_fsdp(ctx: Context, **dims: int) -> dict[str, Any]:
     sources: `moe.sharded`).
     """
     needs(ctx, 4, "two sets of experts on two ranks each")
-    return run.run(ctx, replicated(ctx.size), Dims(**dims), ShardedMixture)
+    return run.run(ctx, "ep_fsdp", dims, ShardedMixture)
 
 
 @step
@@ -169,10 +144,17 @@ def zero1_pp_ep(ctx: Context, **dims: int) -> dict[str, Any]:
     they are there twice (arXiv:2412.19437, section 3.2; bytes: `moe.zero`).
     """
     needs(ctx, 4, "two stages of two ranks")
-    return run.run(ctx, replicated(ctx.size, stages=2), Dims(**dims), ZeroMixture)
+    return run.run(ctx, "zero1_pp_ep", dims, ZeroMixture)
 
 
-def _dense(task: Task, dtypes: Sequence[torch.dtype] = (EXACT, TRAINED)) -> dict[str, Any]:
+def _dense(
+    ctx: Context,
+    name: str,
+    dtypes: Sequence[torch.dtype] = (EXACT, TRAINED),
+    **sizes: Any,  # noqa: ANN401 - JSON's
+) -> dict[str, Any]:
     """Train it on the mesh of its layout."""
-    with laid_out(task.ctx, task.layout) as mesh:
-        return told(task.ctx, Dense(task, mesh, dtypes), mesh.used, PATTERNS)
+    per_node = [ctx.hosts.count(host) for host in dict.fromkeys(ctx.hosts)]
+    task = Task(**vars(sizes_of(name, per_node, ctx.rank, **sizes)), ctx=ctx)
+    with laid_out(ctx, task.layout) as mesh:
+        return told(ctx, Dense(task, mesh, dtypes), mesh.used, PATTERNS)

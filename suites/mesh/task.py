@@ -7,8 +7,7 @@ batch. Weights are numbers that bf16 holds, so that runs in bf16 and fp64 start 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -21,35 +20,19 @@ from fixtures.ranks.study.driver import TRAINED, Named
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
-from suites.mesh.axes import Layout
+from suites.mesh.issued import GROUPED, Sizes
 from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.zero import clipping
 from suites.zero.training import in_pieces
 
-CHANNELS = 8  # of a head
-GROUPED = 2  # query heads that share a key-value head
 BATCHES = 2  # batches that take turns, so that a loss curve falls
 
 
 @dataclass(frozen=True)
-class Task:
-    """`rows` sequences per dp rank and step, of `tokens` positions per cp rank, through so many layers.
+class Task(Sizes):
+    """The same problem on every rank."""
 
-    Stages of a pipeline take the rows in `micro_batches`.
-
-    Matrices are as small as leaves every rank whole heads and whole rows of each (fully_shard would pad).
-    """
-
-    ctx: Context
-    layout: Layout
-    rows: int
-    tokens: int
-    layers: int
-    steps: int
-    micro_batches: int = 1
-    least_width: int = 0
-    channels: int = CHANNELS
-    clip: float = 0.0  # the largest norm of all gradients; 0: any
+    ctx: Context = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what does not fit.
@@ -64,62 +47,6 @@ class Task:
         scores = self.layers * GROUPED * self.kv_heads * self.length**2
         held = 36 * elements + 20 * scores + 6 * positions * self.hidden * self.steps
         fit(self.ctx, held, 12 * self.steps * positions * elements)
-
-    @property
-    def stages(self) -> int:
-        """Parts of the layers."""
-        return self.layout.size("pp")
-
-    @property
-    def stage(self) -> int:
-        """Which of them this rank has."""
-        return self.layout.place(self.ctx.rank, "pp")
-
-    @property
-    def blocks(self) -> int:
-        """Layers of a stage."""
-        return self.layers // self.stages
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank reads tokens."""
-        return self.stage == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether this rank has the logits, and the loss."""
-        return self.stage == self.stages - 1
-
-    @property
-    def tp(self) -> int:
-        """Parts of a matrix by tensor parallelism."""
-        return self.layout.size("tp")
-
-    @property
-    def shards(self) -> int:
-        """Parts of each of those by fully_shard."""
-        return self.layout.size("dp") * self.layout.size("cp")
-
-    @property
-    def kv_heads(self) -> int:
-        """Key-value heads: the fewest whose rows divide among all, or as often as many as make the width."""
-        fewest = self.tp * self.shards // math.gcd(self.shards, self.channels)
-        return fewest * max(self.least_width // (GROUPED * fewest * self.channels), 1)
-
-    @property
-    def width(self) -> int:
-        """Of the activations: as many channels as all query heads have."""
-        return GROUPED * self.kv_heads * self.channels
-
-    @property
-    def hidden(self) -> int:
-        """Features of the MLP, and words of the vocabulary."""
-        return 2 * self.width
-
-    @property
-    def length(self) -> int:
-        """Positions of a sequence."""
-        return self.tokens * self.layout.size("cp")
 
     def model(self, dtype: torch.dtype) -> Llama:
         """The same weights on every rank and in every dtype."""

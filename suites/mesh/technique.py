@@ -38,7 +38,7 @@ from suites.zero.training import of_kind
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
 SIZE_BYTES = 1 << 16  # of an exact payload; a GPU gets larger ones
-Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group, and the closed form
+Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group or ranks, and the closed form
 
 
 class Engine(Protocol):
@@ -102,14 +102,8 @@ class Combined(Technique[AnEngine]):
         return self.adding if what == "grads" else 2
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """One for each group: axes that share one, as that of all ranks, are held together."""
-        merged: dict[str, Form] = {}
-        for name, (group, expected) in self.issued(dtype).items():
-            form = Form(expected, name, group)
-            if before := merged.get(group.group_name):
-                form = Form(both(before.expected, expected), f"{before.label}, {name}", group)
-            merged[group.group_name] = form
-        return list(merged.values())
+        """One for each group."""
+        return [Form(calls, name, group) for name, (group, calls) in self.issued(dtype).items()]
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """The updates."""
@@ -124,13 +118,6 @@ class Combined(Technique[AnEngine]):
             memory.entry("grads", sum(map(memory.tensor_bytes, grads)), expected),
             memory.entry("optimizer", memory.optimizer_bytes(run.kept.optimizer), expected),
         ]
-
-
-def both(one: Expected, other: Expected) -> Expected:
-    """What is issued where both are."""
-    ops = dict.fromkeys((*one, *other))
-    pairs = {op: (one.get(op, (0, 0)), other.get(op, (0, 0))) for op in ops}
-    return {op: (a[0] + b[0], a[1] + b[1]) for op, (a, b) in pairs.items()}
 
 
 def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

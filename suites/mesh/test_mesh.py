@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
+from suites.mesh.issued import issued
 from thresholds.hardware import Model
 
 CLIP = 0.25
+held = partial(Entries, issued=issued)  # and of traffic the closed form
 DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
 # The least of any world: more axes have something to exchange in larger ones, and inner stages have less to
 # compare than the first and the last.
 STEPS = [
-    case_of("mesh.fsdp_tp", **DENSE, clip=CLIP, holds=Entries(92, 90, 6, 8, 0, 6)),
+    case_of("mesh.fsdp_tp", **DENSE, clip=CLIP, holds=held(92, 90, 6, 8, 0, 6)),
     case_of(
-        "mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP, holds=Entries(40, 38, 6, 8, 0, 6)
+        "mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP, holds=held(40, 38, 6, 8, 0, 6)
     ),
-    case_of("mesh.fsdp_cp", **DENSE, clip=CLIP, holds=Entries(92, 90, 10, 8, 0, 10)),
-    case_of("mesh.fsdp_cp_tp", **DENSE, clip=CLIP, holds=Entries(92, 90, 14, 8, 0, 12)),
-    case_of("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}, holds=Entries(38, 26, 2, 4, 0, 3)),
+    case_of("mesh.fsdp_cp", **DENSE, clip=CLIP, holds=held(92, 90, 10, 8, 0, 10)),
+    case_of("mesh.fsdp_cp_tp", **DENSE, clip=CLIP, holds=held(92, 90, 14, 8, 0, 12)),
+    case_of("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}, holds=held(38, 26, 2, 4, 0, 3)),
 ]
 
 
@@ -31,9 +35,9 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 AT_SIZE = [
-    at_size("mesh.fsdp_tp", scaled, holds=Entries(16, 26, 2, 4)),
-    at_size("mesh.pp_fsdp_tp", scaled, per_stage=2, holds=Entries(11, 18, 2, 4)),
-    at_size("mesh.fsdp_cp", scaled, holds=Entries(16, 26, 4, 4)),
+    at_size("mesh.fsdp_tp", scaled, holds=held(16, 26, 2, 4)),
+    at_size("mesh.pp_fsdp_tp", scaled, per_stage=2, holds=held(11, 18, 2, 4)),
+    at_size("mesh.fsdp_cp", scaled, holds=held(16, 26, 4, 4)),
 ]
 MIXTURE = {
     "width": 16,
@@ -47,10 +51,10 @@ MIXTURE = {
     "steps": 2,
 }
 EXPERTS = [
-    case_of("mesh.ep_dp", **MIXTURE, micro_batches=2, holds=Entries(122, 120, 4, 6, 0, 4)),
-    case_of("mesh.five_axes", **MIXTURE, micro_batches=3, holds=Entries(62, 58, 4, 6, 0, 4)),
-    case_of("mesh.ep_fsdp", **MIXTURE, micro_batches=1, holds=Entries(122, 120, 10, 6, 0, 6)),
-    case_of("mesh.zero1_pp_ep", **MIXTURE, micro_batches=2, holds=Entries(27, 20, 10, 12, 0, 10)),
+    case_of("mesh.ep_dp", **MIXTURE, micro_batches=2, holds=held(122, 120, 4, 6, 0, 4)),
+    case_of("mesh.five_axes", **MIXTURE, micro_batches=3, holds=held(62, 58, 4, 6, 0, 4)),
+    case_of("mesh.ep_fsdp", **MIXTURE, micro_batches=1, holds=held(122, 120, 10, 6, 0, 6)),
+    case_of("mesh.zero1_pp_ep", **MIXTURE, micro_batches=2, holds=held(27, 20, 10, 12, 0, 10)),
 ]
 
 

@@ -17,8 +17,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.pattern import Corruptions, Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.traffic import Expected, count_traffic
-from suites.pipeline.issued import GROUP, NEIGHBOURS, over_edges, ranks_of
-from suites.pipeline.schedules import Shape
+from suites.pipeline.issued import GROUP, between, ranks_of
 from suites.pipeline.stages import ACTIVATION, GRADIENT
 
 Edges = Sequence[tuple[int, int]]  # from a rank to a rank
@@ -38,8 +37,7 @@ def run(
     """Compare fresh payloads of several lengths, time one size and compare its last, then edge by edge."""
     if ctx.size < 2:
         raise ValueError("a pipeline has edges from 2 ranks on")
-    item, shape = format_of(dtype).item_bytes, Shape(ranks_of(ctx.size, most), 1)
-    stride = ctx.size // shape.ranks
+    item, stride = format_of(dtype).item_bytes, ctx.size // ranks_of(ctx.size, most)
     forth = [(rank, rank + stride) for rank in range(ctx.size - stride)]
     ways = {ACTIVATION: forth, GRADIENT: [(target, source) for source, target in forth]}
     everywhere = [edge for edges in ways.values() for edge in edges]
@@ -56,7 +54,7 @@ def run(
     alone = [_alone(ctx, *turn, alone_bytes // item, dtype, budget_s / 4) for turn in turns]
     wrong += [*together.wrong, *(one for _, found in alone for one in found)]
     return {
-        "traffic": _traffic(both, over_edges(NEIGHBOURS, shape, ctx.rank // stride, count * item)),
+        "traffic": _traffic(both, between(ctx.size, most, ctx.rank, count * item)),
         "iterations": len(elements) * iterations,
         "elements": iterations * sum(dealt.compared(0) for dealt in fresh),
         "figures": {"edge": count * item / together.median_s / 1e9},

@@ -39,20 +39,26 @@ def over_edges(schedule: str, shape: Shape, rank: int, size_bytes: int) -> Calls
     return dict.fromkeys(("send", "recv"), (count, count * size_bytes))
 
 
+def between(size: int, most: int, rank: int, size_bytes: int) -> Calls:
+    """So many bytes to each neighbour, once, and as many back."""
+    ranks = ranks_of(size, most)
+    return over_edges(NEIGHBOURS, Shape(ranks, 1), rank // (size // ranks), size_bytes)
+
+
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Lines]:
     """Give what each rank of a planned case issues, of nodes that have so many ranks each."""
-    name, size = step.partition(".")[2], sum(per_node)
+    name, size, most = step.partition(".")[2], sum(per_node), asked["most"]
     if name == "edges":
         item = STUDIED_BYTES[asked["dtype"]]
-        sizes = {"": asked["size_bytes"]["cuda" if on_gpu else "cpu"] // item * item}
-        name, shape = NEIGHBOURS, Shape(ranks_of(size, asked["most"]), 1)
-    else:
-        shape = shape_of(name, size, asked["per_rank"], asked["most"])
-        items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
-        sizes = {dtype: asked["rows"] * asked["width"] * item for dtype, item in items.items()}
-    # Rank r is in place r // n of pipeline r % n, where there are n pipelines.
-    places = [rank // (size // shape.ranks) for rank in range(size)]
-    return [
-        {(GROUP, dtype): over_edges(name, shape, place, one) for dtype, one in sizes.items()}
-        for place in places
+        size_bytes = asked["size_bytes"]["cuda" if on_gpu else "cpu"] // item * item
+        return [{(GROUP, ""): between(size, most, rank, size_bytes)} for rank in range(size)]
+    shape = shape_of(name, size, asked["per_rank"], most)
+    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+    each = asked["rows"] * asked["width"]
+    return [  # rank r is in place r // n of pipeline r % n, where there are n pipelines
+        {
+            (GROUP, dtype): over_edges(name, shape, rank // (size // shape.ranks), each * item)
+            for dtype, item in items.items()
+        }
+        for rank in range(size)
     ]

@@ -10,10 +10,11 @@ import torch
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Entries, Named, Run
+from suites.context.ring_attention import wide
 from suites.expert.routing import imbalance
-from suites.mesh.moe import forms
-from suites.mesh.moe.grid import Axes, Grid, on_grid
-from suites.mesh.moe.task import Dims, Task, unsharded
+from suites.mesh.moe.grid import Grid, on_grid
+from suites.mesh.moe.issued import STEPS, Dims, Issues, elements, router_elements
+from suites.mesh.moe.task import Task, unsharded
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Combined, Issued, told
 from suites.pipeline.schedules import PLANS, Shape, differing
@@ -36,8 +37,8 @@ class Mixture(Combined[Trainer]):
 
     patterns: Mapping[str, Sequence[str]] = PATTERNS
 
-    def __init__(self, task: Task, grid: Grid) -> None:
-        self.task, self.grid = task, grid
+    def __init__(self, task: Task, grid: Grid, issues: Issues) -> None:
+        self.task, self.grid, self.issues = task, grid, issues
         self.ctx, self.steps, self.adding = task.ctx, task.dims.steps, task.axes.stage_ranks
         self.shape = Shape(task.axes.stages, task.dims.micro_batches)
 
@@ -51,12 +52,13 @@ class Mixture(Combined[Trainer]):
 
     def issued(self, dtype: torch.dtype) -> Issued:
         """What is issued along the lines on which there is somebody to meet."""
-        issued = forms.issued(self.task, self.grid, dtype)
+        issued = self.issues(self.task, dtype.itemsize)
         return {line.name: (line.group, issued[line.name]) for line in self.grid.used}
 
     def share(self, dtype: torch.dtype) -> int:
         """A stage's dense weights, and the experts of this rank."""
-        return forms.held_bytes(self.task, self.grid.place[0], dtype)
+        widened = router_elements(self.task) * (wide(dtype).itemsize - dtype.itemsize)
+        return sum(elements(self.task)) * dtype.itemsize + widened
 
     def memory(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
         """As well how many micro-batches are held at a time."""
@@ -75,10 +77,11 @@ class Mixture(Combined[Trainer]):
         return [*held, differing(done, _PLAN.order(self.shape, self.grid.place[0]))]
 
 
-def run(ctx: Context, axes: Axes, dims: Dims, kind: type[Mixture] = Mixture) -> dict[str, Any]:
+def run(ctx: Context, name: str, dims: Mapping[str, int], kind: type[Mixture] = Mixture) -> dict[str, Any]:
     """Train it; the worst imbalance of all blocks and micro-batches is recorded."""
-    task = Task(ctx, axes, dims)
-    with on_grid(ctx, axes) as grid:
-        found = told(ctx, kind(task, grid), grid.used, kind.patterns)
-        found["figures"]["imbalance"] = max(imbalance(sent) for sent in forms.routed(task, grid))
+    rule, issues = STEPS[name]
+    task = Task(ctx.rank, rule(ctx.size), Dims(**dims), ctx=ctx)
+    with on_grid(ctx, task.axes) as grid:
+        found = told(ctx, kind(task, grid, issues), grid.used, kind.patterns)
+        found["figures"]["imbalance"] = max(imbalance([task.loads(*one)]) for one in task.times)
         return found

@@ -25,18 +25,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import local
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.traffic import Expected
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.issued import groups
 from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
-from suites.mesh.moe.task import VOCABULARY, Task
+from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
-from suites.mesh.technique import Issued, optimizer_of
+from suites.mesh.technique import optimizer_of
 from suites.tensor.regions import Group
 
 _NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
-Shapes = list[tuple[int, int]]  # rows and columns
 
 
 class FullySharded(Trainer):
@@ -94,45 +93,13 @@ class ShardedMixture(Mixture):
         """A rank's part."""
         return FullySharded(self.task, self.grid, dtype)
 
-    def issued(self, dtype: torch.dtype) -> Issued:
-        """As ever along ep; gathers and reduce-scatters where weights are sharded."""
-        sharded = {line: self._sharded(line, dtype) for line in ("dp_cp", "edp")}
-        return {name: (group, sharded.get(name, one)) for name, (group, one) in super().issued(dtype).items()}
-
-    def _sharded(self, line: str, dtype: torch.dtype) -> Expected:
-        times, ranks = self.task.dims.micro_batches, self.grid.group(line).size
-        sizes = [
-            (sum(-(-rows // ranks) * ranks * columns for rows, columns in shapes), item)
-            for where, shapes, item in groups(self.task, dtype)
-            if where == line
-        ]
-        gathered = sum(size * item for size, item in sizes)
-        reduced = sum(size for size, _ in sizes) * wide(dtype).itemsize
-        return {
-            "all_gather": (2 * times * len(sizes), 2 * times * gathered),
-            "reduce_scatter": (times * len(sizes), times * reduced),
-        }
-
     def share(self, dtype: torch.dtype) -> int:
         """This rank's rows of everything."""
         return sum(
             _own(rows, self.grid.group(line)) * columns * item
-            for line, shapes, item in groups(self.task, dtype)
+            for line, shapes, item in groups(self.task, dtype.itemsize)
             for rows, columns in shapes
         )
-
-
-def groups(task: Task, dtype: torch.dtype) -> list[tuple[str, Shapes, int]]:
-    """What is gathered at once: along which line, the shapes of its weights, and bytes of a number."""
-    dims, item = task.dims, dtype.itemsize
-    d, kept = dims.width, dims.kv_heads * (dims.width // dims.heads)
-    expert = [(dims.inner, d), (dims.inner, d), (d, dims.inner)]
-    block: list[tuple[str, Shapes, int]] = [
-        ("edp", dims.experts_per_rank * expert, item),
-        ("dp_cp", [(task.experts, d)], wide(dtype).itemsize),
-        ("dp_cp", [(d, 1), (d, 1), (d, d), (kept, d), (kept, d), (d, d)], item),
-    ]
-    return [*task.blocks * block, ("dp_cp", [(VOCABULARY, d), (d, 1), (VOCABULARY, d)], item)]
 
 
 def _own(rows: int, group: Group) -> int:

@@ -9,7 +9,7 @@ rank can write down everybody's routing. Weights are numbers that bf16 holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,40 +21,20 @@ from fixtures.ranks.study.driver import TRAINED, Named
 from suites.context.layout import zigzag
 from suites.context.ring_attention import wide
 from suites.expert.layer import Unsharded
-from suites.expert.parity import decided
-from suites.expert.routing import Shape, counts, preference, top_k
-from suites.mesh.moe.grid import Axes
+from suites.expert.parity import DECIDES
+from suites.expert.routing import Shape, counts, top_k
+from suites.mesh.moe.issued import LAYERS, VOCABULARY, Sizes
 from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.tensor.regions import Group
 
-VOCABULARY, LAYERS = 32, 2
-ROUTING = "skewed"
 _WEIGHTS, _TOKENS = 740, 741
 
 
 @dataclass(frozen=True)
-class Dims:
-    """The sizes of a model and of its batch."""
-
-    width: int
-    heads: int
-    kv_heads: int
-    inner: int
-    experts_per_rank: int
-    top_k: int
-    length: int
-    rows: int
-    micro_batches: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Task:
+class Task(Sizes):
     """The same problem on every rank."""
 
-    ctx: Context
-    axes: Axes
-    dims: Dims
+    ctx: Context = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be dealt out, all of it at once."""
@@ -73,25 +53,10 @@ class Task:
             )
         if dims.micro_batches < axes.stages:
             faults.append(f"{dims.micro_batches} micro-batches do not fill {axes.stages} stages")
+        if dims.top_k > self.experts:
+            faults.append(f"a token cannot have {dims.top_k} of {self.experts} experts")
         if faults:
             raise ValueError("; ".join(faults))
-
-    # sizes
-
-    @property
-    def experts(self) -> int:
-        """Experts of a block."""
-        return self.dims.experts_per_rank * self.axes.expert
-
-    @property
-    def tokens(self) -> int:
-        """Positions of a sequence that one rank has between the attentions."""
-        return self.dims.length // self.axes.context // self.axes.tensor
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of a stage."""
-        return LAYERS // self.axes.stages
 
     @property
     def sequences(self) -> int:
@@ -99,10 +64,6 @@ class Task:
         return self.axes.data * self.dims.micro_batches * self.dims.rows
 
     # who has what
-
-    def blocks_of(self, stage: int) -> range:
-        """The blocks of a stage, counted in the model."""
-        return range(stage * self.blocks, (stage + 1) * self.blocks)
 
     def positions(self) -> list[Tensor]:
         """Positions of each part of a sequence; a piece from the front and one from the back."""
@@ -112,12 +73,6 @@ class Task:
         """Positions that a rank has between the attentions."""
         _, _, context, tensor = self.axes.coordinates(rank)
         return Group(tensor, self.axes.tensor).part(self.positions()[context], 0)
-
-    def rows_of(self, rank: int, micro_batch: int) -> range:
-        """Rows of the whole batch."""
-        _, data, _, _ = self.axes.coordinates(rank)
-        first = (data * self.dims.micro_batches + micro_batch) * self.dims.rows
-        return range(first, first + self.dims.rows)
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's rows and positions of (rows, length, ...), all micro-batches."""
@@ -141,8 +96,10 @@ class Task:
 
     def preferences(self, layer: int, rows: range) -> Tensor:
         """What the tokens of whole sequences prefer in a block: (rows, length, experts)."""
-        found = [preference(ROUTING, self.ctx.seed, row * LAYERS + layer, self.shape) for row in rows]
-        return decided(torch.stack(found))
+        best = torch.tensor([self.chosen(layer, row) for row in rows])
+        steps = DECIDES * torch.arange(self.dims.top_k, 0, -1, dtype=torch.float64)
+        found = torch.zeros(*best.shape[:2], self.experts, dtype=torch.float64)
+        return found.scatter_(2, best, steps.expand_as(best))
 
     def wanted(self, rank: int, layer: int, micro_batch: int) -> Tensor:
         """What a rank's own tokens prefer: (tokens, experts), on the CPU."""

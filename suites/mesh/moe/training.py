@@ -27,8 +27,9 @@ from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.updates import Updates
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.issued import VOCABULARY
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
-from suites.mesh.moe.task import VOCABULARY, Task
+from suites.mesh.moe.task import Task
 from suites.mesh.staged import forms
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread

@@ -22,18 +22,15 @@ from torch.nn import functional
 from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import Entries, Left, Named, Run, Seen
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.traffic import Expected
 from suites.context.ring_attention import wide
-from suites.mesh.moe import forms
 from suites.mesh.moe.grid import Grid
+from suites.mesh.moe.issued import LINE, padded
 from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
-from suites.mesh.technique import Issued, optimizer_of
+from suites.mesh.technique import optimizer_of
 from suites.tensor.regions import Group, all_gather, reduce_scatter
-
-LINE = {"dense": "dp_cp", "router": "dp_cp", "experts": "edp"}  # along which each bucket is sharded
 
 
 def bucket_of(name: str) -> str:
@@ -148,31 +145,9 @@ class ZeroMixture(Mixture):
         ]
         return [*super().beside(dtype, run), *rounded]
 
-    def issued(self, dtype: torch.dtype) -> Issued:
-        """Gradients are scattered and weights gathered, where several ranks have them."""
-        return {
-            name: (group, self._sharded(name, dtype) if name in LINE.values() else expected)
-            for name, (group, expected) in super().issued(dtype).items()
-        }
-
-    def _sharded(self, line: str, dtype: torch.dtype) -> Expected:
-        sizes = {kind: self._padded(kind) for kind in LINE if LINE[kind] == line}
-        items = {kind: wide(dtype).itemsize if kind == "router" else dtype.itemsize for kind in sizes}
-        return {
-            "reduce_scatter": (len(sizes), sum(sizes.values()) * wide(dtype).itemsize),
-            "all_gather": (len(sizes), sum(sizes[kind] * items[kind] for kind in sizes)),
-        }
-
-    def _padded(self, kind: str) -> int:
-        """Numbers in a bucket."""
-        shared, split, experts = forms.elements(self.task, self.grid.place[0])
-        router, ranks = forms.router_elements(self.task), self.grid.group(LINE[kind]).size
-        size = {"dense": shared + split - router, "router": router, "experts": experts}[kind]
-        return -(-size // ranks) * ranks
-
     def share(self, dtype: torch.dtype) -> int:
         """Masters of this rank."""
-        held = (self._padded(kind) // self.grid.group(line).size for kind, line in LINE.items())
+        held = (padded(self.task, kind) // self.task.axes.size(line) for kind, line in LINE.items())
         return sum(held) * wide(dtype).itemsize
 
     def memory(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:

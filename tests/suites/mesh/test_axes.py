@@ -13,19 +13,13 @@ from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, Wor
 from fixtures.ranks.steps import Context
 from reports.record import Outcome
 from suites.mesh import placement
-from suites.mesh.axes import Layout, divide, laid_out
+from suites.mesh.axes import laid_out
+from suites.mesh.issued import Layout, divide
 from tests.fixtures.check.answered import answered
-from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
 
 TWO, THREE = ("dp", "tp"), ("pp", "dp", "tp")
-
-
-def on(*counts: int) -> Context:
-    """A world with so many ranks on each node."""
-    placed = context(0, sum(counts))
-    placed.hosts = [f"node-{number}" for number, count in enumerate(counts) for _ in range(count)]
-    return placed
 
 
 # division
@@ -53,18 +47,18 @@ def on(*counts: int) -> Context:
 def test_axes_named_first_get_ranks_first_and_the_innermost_stays_inside_where_it_can(
     counts: Sequence[int], two: Sequence[int], three: Sequence[int]
 ) -> None:
-    assert divide(on(*counts), TWO, TWO).sizes == two
-    assert divide(on(*counts), THREE, ("pp", "tp", "dp")).sizes == three
+    assert divide(counts, TWO, TWO).sizes == two
+    assert divide(counts, THREE, ("pp", "tp", "dp")).sizes == three
 
 
 def test_an_axis_that_matters_most_is_served_first() -> None:
-    assert divide(on(2), TWO, ("tp", "dp")).sizes == (1, 2)
-    assert divide(on(2, 2), TWO, ("tp", "dp")).sizes == (2, 2)
+    assert divide([2], TWO, ("tp", "dp")).sizes == (1, 2)
+    assert divide([2, 2], TWO, ("tp", "dp")).sizes == (2, 2)
 
 
 def test_one_rank_is_no_mesh() -> None:
     with pytest.raises(ValueError, match="needs at least 2 ranks; this world has 1"):
-        divide(on(1), TWO, TWO)
+        divide([1], TWO, TWO)
 
 
 def test_a_rank_knows_its_place_along_every_axis() -> None:

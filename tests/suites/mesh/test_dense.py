@@ -10,8 +10,9 @@ import torch
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT
-from suites.mesh.axes import Layout, laid_out
+from suites.mesh.axes import laid_out
 from suites.mesh.dense import Divided
+from suites.mesh.issued import Layout, Sizes
 from suites.mesh.task import Task, unsharded
 from suites.mesh.test_mesh import STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
@@ -86,14 +87,14 @@ def test_the_loss_falls_while_it_is_compared() -> None:
     case = STEPS[-1]
     layout = Layout(("dp", "tp"), (1, 2))
     parameters = {name: case.parameters[name] for name in ("rows", "tokens", "layers", "steps")}
-    losses = unsharded(Task(context(0, 2), layout, **parameters), EXACT)["loss"]
+    losses = unsharded(Task(0, layout, **parameters, ctx=context(0, 2)), EXACT)["loss"]
     assert len(losses) == 20
     assert float(losses[-2:].mean()) < 0.8 * float(losses[:2].mean())
 
 
 def test_the_parts_of_all_ranks_make_up_every_weight_once() -> None:
     def parts(ctx: Context) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        task = Task(ctx, Layout(("dp", "tp"), (2, 2)), 1, 4, 1, 3)
+        task = Task(ctx.rank, Layout(("dp", "tp"), (2, 2)), 1, 4, 1, 3, ctx=ctx)
         model = task.model(EXACT)
         whole = {f"param:{name}": one.detach() for name, one in model.named_parameters()}
         whole |= dict.fromkeys(("loss", "logits"), torch.empty(0))
@@ -115,7 +116,7 @@ def test_the_parts_of_all_ranks_make_up_every_weight_once() -> None:
 
 def test_matrices_divide_without_rest_however_ranks_are_laid_out() -> None:
     for sizes in ((2, 1), (3, 2), (5, 1), (6, 4), (64, 8)):
-        task = Task(context(0, 1), Layout(("dp", "tp"), sizes), 1, 8, 1, 3)
+        task = Sizes(0, Layout(("dp", "tp"), sizes), 1, 8, 1, 3)
         assert task.width % task.shards == 0
         assert task.kv_heads % task.tp == 0
         assert 8 * task.kv_heads // task.tp % task.shards == 0

@@ -14,9 +14,10 @@ from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, References, compared, run_once
 from suites.expert.parity import decided
 from suites.expert.routing import top_k
-from suites.mesh.moe.grid import LINES, Axes, combined, on_grid, replicated
+from suites.mesh.moe.grid import on_grid
+from suites.mesh.moe.issued import LINES, Axes, Dims, combined, plain, replicated
 from suites.mesh.moe.run import Mixture
-from suites.mesh.moe.task import Dims, Task
+from suites.mesh.moe.task import Task
 from suites.mesh.test_mesh import EXPERTS, STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import assert_green, load
@@ -54,9 +55,9 @@ def test_sixteen_ranks_use_all_lines_and_train_as_one() -> None:
     dims = replace(DIMS["mesh.five_axes"], steps=1, micro_batches=2)
 
     def errors(ctx: Context) -> tuple[list[str], float]:
-        task = Task(ctx, combined(ctx.size), dims)
+        task = Task(ctx.rank, combined(ctx.size), dims, ctx=ctx)
         with on_grid(ctx, task.axes) as grid:
-            technique = Mixture(task, grid)
+            technique = Mixture(task, grid, plain)
             entries = compared(technique, EXACT, run_once(technique, EXACT), References(technique))
             return [line.name for line in grid.used], max(entry["error"] for entry in entries)
 
@@ -110,7 +111,7 @@ def test_a_world_that_does_not_divide_into_fours_is_not_applicable(step: str) ->
 def test_what_cannot_be_dealt_out_is_refused_with_all_its_faults() -> None:
     dims = replace(DIMS["mesh.five_axes"], length=12, kv_heads=1, micro_batches=1)
     with pytest.raises(ValueError, match=r"12 positions .*; .* 1 key-value heads .*; 1 micro-batches"):
-        Task(context(0, 8), combined(8), dims)
+        Task(0, combined(8), dims, ctx=context(0, 8))
 
 
 def test_preferences_that_are_nearly_equal_are_decided_all_the_same() -> None:

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from suites.mesh import dense
+from suites.mesh.moe import issued, zero
 from suites.mesh.moe import sharded as fully
-from suites.mesh.moe import zero
 from tests.teeth.bug import Patch, replaced
 from tests.teeth.patches.flips import flip
 
@@ -163,7 +163,7 @@ def two_states() -> AbstractContextManager[Any]:
 
 def bucketed(kind: str, line: str) -> Patch:
     """One kind of weights is sharded along another line."""
-    return lambda: mock.patch.dict(zero.LINE, {kind: line})
+    return lambda: mock.patch.dict(issued.LINE, {kind: line})
 
 
 def replicas_everywhere() -> AbstractContextManager[Any]:

@@ -1,0 +1,298 @@
+"""What a mesh issues: how ranks are laid out along axes, and what the dense steps exchange along each.
+
+The controller computes here what it expects of each rank, and the ranks what they expect of themselves; of
+mixtures of experts in `suites.mesh.moe.issued`.
+
+Axes are named from the outermost to the innermost; neighbouring ranks differ in the innermost. Ranks are
+numbered node by node, so the innermost axis, which talks most, stays inside a node and the outer ones cross
+(the order of "The Llama 3 Herd of Models", 2024, section 3.3.2, with torchtitan's pipelines outermost).
+
+A block of width d, H query and K key-value heads of c channels and h hidden features has 2 d in its norms
+and 2 d H c + 2 d K c + 3 d h in its matrices; embedding and head have V d each, the last norm d. Tensor
+parallelism over t leaves a rank all of the norms and 1/t of the rest, fully_shard over s then 1/s.
+
+Payloads are counted as nccl-tests counts them, in numbers of `item` bytes; X is an activation: rows x
+positions x d of them.
+
+    fully_shard   per group (a block, or what is around the blocks), if resharded: 2 all-gathers and
+                  1 reduce-scatter of its parameters; if not, 1 and 1 (arXiv:2304.11277)
+    tensor        per block, forward 2 all-reduces of X; backward 5, one for each of q, k, v, gate and up;
+                  embedding: 1 of X forward; head: 1 of X backward, and 1 all-gather of the logits
+                  (Shoeybi et al., "Megatron-LM", 2019, section 3, as torch's parallelize_module does it)
+    ring          per block 2w - 2 sends of K and V, 1/t of them, and w of their gradients, which are summed
+                  in fp32 where the rest is bf16 (Liu et al., arXiv:2310.01889)
+    norm          clipping: 1 all-reduce of one number among all ranks (`suites.zero.clipping`)
+    pipeline      per edge m activations one way and m gradients the other, X / m each (arXiv:1811.06965)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+from suites.mesh.moe import issued as moe
+from suites.zero.issued import WIDE, clipped
+
+MOST_INSIDE = 8  # ranks of the innermost axis: beyond a node's usual eight its shards get too small
+CHANNELS = 8  # of a head
+GROUPED = 2  # query heads that share a key-value head
+# The axes of each step, outermost first, and in which order they get more than one rank.
+AXES = {
+    "fsdp_tp": (("dp", "tp"), ("dp", "tp")),
+    "loss_curve": (("dp", "tp"), ("tp", "dp")),
+    "fsdp_cp": (("dp", "cp"), ("cp", "dp")),
+    "fsdp_cp_tp": (("dp", "cp", "tp"), ("cp", "tp", "dp")),
+    "pp_fsdp_tp": (("pp", "dp", "tp"), ("pp", "tp", "dp")),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Axes and how many ranks each has, outermost first. An axis that is not named has one."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def size(self, name: str) -> int:
+        """Ranks along an axis."""
+        return self.sizes[self.names.index(name)] if name in self.names else 1
+
+    def place(self, rank: int, name: str) -> int:
+        """Where along an axis a rank is."""
+        return rank // self._stride(name) % self.size(name) if name in self.names else 0
+
+    def line(self, rank: int, names: Collection[str]) -> list[int]:
+        """The ranks that a rank meets along these axes together."""
+        fixed = [name for name in self.names if name not in names]
+        place = [self.place(rank, name) for name in fixed]
+        ranks = range(math.prod(self.sizes))
+        return [one for one in ranks if [self.place(one, name) for name in fixed] == place]
+
+    def _stride(self, name: str) -> int:
+        return math.prod(self.sizes[self.names.index(name) + 1 :])
+
+
+def divide(per_node: Sequence[int], names: Sequence[str], order: Sequence[str]) -> Layout:
+    """Divide the ranks of nodes among axes. Of all ways to do it the best is taken, by these in turn:
+
+    - axes have more than one rank, those first in `order` before the others;
+    - the innermost axis fits into a node: it divides the ranks of every node;
+    - it is as large as fits, but no larger than MOST_INSIDE; where none fits, as small as can be;
+    - "dp" takes what is left.
+    """
+    size, common = sum(per_node), math.gcd(*per_node)
+    if size < 2:
+        raise ValueError("a mesh of several axes needs at least 2 ranks; this world has 1")
+
+    def merit(sizes: tuple[int, ...]) -> tuple[object, ...]:
+        layout, inner = Layout(tuple(names), sizes), sizes[-1]
+        fits = common % inner == 0 and inner <= MOST_INSIDE
+        several = tuple(layout.size(name) > 1 for name in order)
+        return several, fits, inner if fits else -inner, layout.size("dp")
+
+    return Layout(tuple(names), max(_ways(size, len(names)), key=merit))
+
+
+def _ways(size: int, axes: int) -> list[tuple[int, ...]]:
+    """All ways to write a size as a product of so many factors."""
+    if axes == 1:
+        return [(size,)]
+    divisors = [one for one in range(1, size + 1) if size % one == 0]
+    return [(one, *rest) for one in divisors for rest in _ways(size // one, axes - 1)]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`rows` sequences per dp rank and step, of `tokens` positions per cp rank, through so many layers.
+
+    Stages of a pipeline take the rows in `micro_batches`.
+
+    Matrices are as small as leaves every rank whole heads and whole rows of each (fully_shard would pad).
+    """
+
+    rank: int
+    layout: Layout
+    rows: int
+    tokens: int
+    layers: int
+    steps: int
+    micro_batches: int = 1
+    least_width: int = 0
+    channels: int = CHANNELS
+    clip: float = 0.0  # the largest norm of all gradients; 0: any
+
+    @property
+    def stages(self) -> int:
+        """Parts of the layers."""
+        return self.layout.size("pp")
+
+    @property
+    def stage(self) -> int:
+        """Which of them this rank has."""
+        return self.layout.place(self.rank, "pp")
+
+    @property
+    def blocks(self) -> int:
+        """Layers of a stage."""
+        return self.layers // self.stages
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank reads tokens."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the logits, and the loss."""
+        return self.stage == self.stages - 1
+
+    @property
+    def tp(self) -> int:
+        """Parts of a matrix by tensor parallelism."""
+        return self.layout.size("tp")
+
+    @property
+    def shards(self) -> int:
+        """Parts of each of those by fully_shard."""
+        return self.layout.size("dp") * self.layout.size("cp")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads: the fewest whose rows divide among all, or as often as many as make the width."""
+        fewest = self.tp * self.shards // math.gcd(self.shards, self.channels)
+        return fewest * max(self.least_width // (GROUPED * fewest * self.channels), 1)
+
+    @property
+    def width(self) -> int:
+        """Of the activations: as many channels as all query heads have."""
+        return GROUPED * self.kv_heads * self.channels
+
+    @property
+    def hidden(self) -> int:
+        """Features of the MLP, and words of the vocabulary."""
+        return 2 * self.width
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        return self.tokens * self.layout.size("cp")
+
+
+def sizes_of(
+    name: str,
+    per_node: Sequence[int],
+    rank: int,
+    *,
+    rows: int,
+    layers: int,
+    per_stage: int = 1,
+    **more: Any,  # noqa: ANN401 - JSON's
+) -> Sizes:
+    """Give the sizes of a step as it is asked for, on a rank of nodes that have so many each."""
+    layout = divide(per_node, *AXES[name])
+    stages = layout.size("pp")
+    count = per_stage * stages  # 1F1B needs one micro-batch for each stage at least
+    return Sizes(rank, layout, rows * count, layers=layers * stages, micro_batches=count, **more)
+
+
+def lines(sizes: Sizes, item: int) -> dict[str, tuple[frozenset[str], Calls]]:
+    """What is issued, and along which axes of several ranks: those among the same ranks are one line."""
+    layout = sizes.layout
+    of_axis = {"pp": edges, "dp": sharding, "tp": tensor, "cp": ring}
+    found: dict[str, tuple[Sequence[str], Calls]] = {}
+    for name in layout.names:
+        found[name] = (name,), of_axis[name](sizes, item)
+    if "cp" in found:
+        found["dp x cp"] = ("dp", "cp"), found.pop("dp")[1]
+    if sizes.clip:
+        found["norm"] = layout.names, clipped(item)
+    merged: dict[frozenset[str], tuple[list[str], Calls]] = {}
+    for name, (axes, calls) in found.items():
+        several = frozenset(axis for axis in axes if layout.size(axis) > 1)
+        names, before = merged.setdefault(several, ([], {}))
+        names.append(name)
+        before.update(both(before, calls))
+    return {", ".join(names): (axes, calls) for axes, (names, calls) in merged.items()}
+
+
+def both(one: Calls, other: Calls) -> Calls:
+    """What is issued where both are."""
+    ops = dict.fromkeys((*one, *other))
+    pairs = {op: (one.get(op, (0, 0)), other.get(op, (0, 0))) for op in ops}
+    return {op: (a[0] + b[0], a[1] + b[1]) for op, (a, b) in pairs.items()}
+
+
+def groups(sizes: Sizes) -> list[int]:
+    """Elements of every group that fully_shard gathers at once, after tensor parallelism."""
+    d, h = sizes.width, sizes.hidden
+    heads = GROUPED * sizes.kv_heads + sizes.kv_heads
+    block = 2 * d + (2 * d * heads * sizes.channels + 3 * d * h) // sizes.tp
+    words = d * h // sizes.tp
+    around = sizes.first * words + sizes.last * (words + d)
+    return [block] * sizes.blocks + [around] * (sizes.first or sizes.last)
+
+
+def sharding(sizes: Sizes, item: int) -> Calls:
+    """Of fully_shard; a stage's parameters stay gathered between its micro-batches."""
+    if sizes.shards == 1:
+        return {}
+    gathers = 1 if "pp" in sizes.layout.names else 2
+    held = groups(sizes)
+    count, size = len(held), sum(held) * item
+    return {"all_gather": (gathers * count, gathers * size), "reduce_scatter": (count, size)}
+
+
+def tensor(sizes: Sizes, item: int) -> Calls:
+    """Of tensor parallelism."""
+    if sizes.tp == 1:
+        return {}
+    x = activation_bytes(sizes, item)
+    number = 7 * sizes.blocks + sizes.first + sizes.last
+    found = {"all_reduce": (number * sizes.micro_batches, number * x)}
+    if sizes.last:
+        found["all_gather"] = (sizes.micro_batches, x // sizes.width * sizes.hidden)
+    return found
+
+
+def ring(sizes: Sizes, item: int) -> Calls:
+    """Of ring attention, whose gradients are added up in fp32 at least."""
+    ranks = sizes.layout.size("cp")
+    keys, gradients = sizes.layers * 2 * (ranks - 1), sizes.layers * ranks
+    # K and V have H / K times fewer channels than X, and a rank those of its heads.
+    size = 2 * (activation_bytes(sizes, keys * item) + activation_bytes(sizes, gradients * max(item, WIDE)))
+    size //= GROUPED * sizes.tp
+    return dict.fromkeys(("send", "recv"), (keys + gradients, size))
+
+
+def edges(sizes: Sizes, item: int) -> Calls:
+    """Of a pipeline's rank, to each of its neighbours and back."""
+    neighbours = (not sizes.first) + (not sizes.last)
+    calls = (neighbours * sizes.micro_batches, neighbours * activation_bytes(sizes, item))
+    return dict.fromkeys(("send", "recv"), calls) if neighbours else {}
+
+
+def activation_bytes(sizes: Sizes, item: int) -> int:
+    """X of one rank and step."""
+    return sizes.rows * sizes.tokens * sizes.width * item
+
+
+def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Lines]:
+    """Give what each rank of a planned case issues, of nodes that have so many ranks each."""
+    name, dims = step.partition(".")[2], {key: one for key, one in asked.items() if key != "at_size"}
+    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+    if name == "loss_curve":
+        items = {"fp64": STUDIED_BYTES["fp64"]}
+    dense = None if name in moe.STEPS else sizes_of(name, per_node, 0, **dims)
+
+    def of(rank: int, item: int) -> dict[str, Calls]:
+        if dense is None:
+            return moe.lines(name, sum(per_node), rank, dims, item)
+        return {label: calls for label, (_, calls) in lines(replace(dense, rank=rank), item).items()}
+
+    return [
+        {(label, dtype): calls for dtype, item in items.items() for label, calls in of(rank, item).items()}
+        for rank in range(sum(per_node))
+    ]
