@@ -38,11 +38,13 @@ class Part:
     paths: tuple[str, ...]
     marks: str = BESIDE
     idle: bool = False  # computes only while a core has nothing else to do
+    workers: int = 0  # of pytest-xdist
 
     def command(self) -> list[str]:
         """What is run, in the root of the tree."""
         durations = ("--durations", str(SLOWEST), "--durations-min", "1")
-        return [sys.executable, "-m", "pytest", *self.paths, "-m", self.marks, *durations]
+        workers = ("-n", str(self.workers), "--dist", "worksteal") if self.workers else ()
+        return [sys.executable, "-m", "pytest", *self.paths, "-m", self.marks, *durations, *workers]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ FAULTS = Part("faults", ("tests/faults",))
 # quarter of a pattern's bandwidth.
 STAGES = (
     (FAULTS, Part("rest", ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS))), idle=True)),
-    (Part("worlds", WORLDS),),
+    (Part("worlds", WORLDS, workers=2),),
 )
 
 

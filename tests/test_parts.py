@@ -77,6 +77,14 @@ def test_a_stage_begins_when_only_what_is_idle_still_runs(
     assert (ended[0], sorted(ended)) == ("quick", ["long", "next", "quick"])
 
 
+def test_a_part_may_have_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LOGS", tmp_path)
+    text = "import os\n\ndef test_it():\n    assert os.environ['PYTEST_XDIST_WORKER_COUNT'] == '2'\n"
+    (file := tmp_path / "test_workers.py").write_text(text)
+    (ended,) = run([Part("workers", (str(file),), workers=2)])
+    assert ended.status == 0, ended.text
+
+
 def test_every_test_is_in_one_part() -> None:
     faults, rest, worlds = itertools.chain(*STAGES)
     assert rest.paths == ("tests", *(f"--ignore={path}" for one in (faults, worlds) for path in one.paths))
