@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.run import options
 from tests.each import each
 from tests.thresholds.files import GOOD, recognise
+from thresholds.loading import load
 from thresholds.loading.faults import HardwareFileError
-from thresholds.loading.load import shipped
 from thresholds.match import Facts, RecogniseError
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
@@ -49,7 +48,7 @@ def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
     facts: dict[str, str | int] = {"gpu": "none", "gpu_count": 0, "fabric": "ethernet"}
     with pytest.raises(RecogniseError, match="lab-200mbit: chosen by name only"):
         recognise(facts)
-    assert recognise(facts, [shipped()["lab-200mbit"]]).name == "lab-200mbit"
+    assert recognise(facts, [load.shipped()["lab-200mbit"]]).name == "lab-200mbit"
 
 
 def test_no_match_is_explained_field_by_field() -> None:
@@ -62,7 +61,7 @@ def test_no_match_is_explained_field_by_field() -> None:
 
 
 def test_a_file_that_was_named_says_what_it_is_for_and_what_the_node_shows() -> None:
-    named = [shipped()["h100-sxm5-ndr400"]]
+    named = [load.shipped()["h100-sxm5-ndr400"]]
     with pytest.raises(RecogniseError) as caught:
         recognise({"gpu": "none", "gpu_count": 0, "fabric": "infiniband"}, named)
     assert str(caught.value) == (
@@ -93,6 +92,6 @@ def test_case_does_not_matter_and_a_star_stands_for_any_text(tmp_path: Path) -> 
 
 def test_a_broken_file_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = dict(enumerate(files(tmp_path, GOOD, "broken")))
-    monkeypatch.setattr(options, "shipped", lambda: shipped)
+    monkeypatch.setattr(load, "shipped", lambda: shipped)
     with pytest.raises(HardwareFileError, match=r"1\.toml:1"):
-        options.hardware_files("auto", tmp_path)
+        load.hardware_files("auto", tmp_path)

@@ -57,6 +57,24 @@ def load_whole(path: Path | str) -> Hardware:
     return hardware
 
 
+def hardware_files(asked: str, here: Path) -> tuple[Hardware, ...]:
+    """Load what `--hardware` names: one file, every shipped one for `auto`, nothing for `none`."""
+    if asked == "none":
+        return ()
+    if asked != "auto":
+        return (load_whole(here / resolve(asked).expanduser()),)
+    loaded: list[Hardware] = []
+    faults: list[Fault] = []
+    for path in shipped().values():
+        try:
+            loaded.append(load(path))
+        except HardwareFileError as refused:
+            faults.extend(refused.faults)
+    if faults:
+        raise HardwareFileError(faults)
+    return tuple(file for file in loaded if not file.part)
+
+
 def read(data: bytes, path: Path) -> Hardware:
     """The same for bytes that are at hand; what it extends is read from where `path` says that it lies."""
     sections = Sections(path, data)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.run.options import hardware_files
 from tests.each import each
 from tests.thresholds.files import recognise
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
-from thresholds.loading.load import load, load_whole, shipped
+from thresholds.loading.load import hardware_files, load, load_whole, shipped
 from thresholds.match import RecogniseError
 
 BOARD = """\
