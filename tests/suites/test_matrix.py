@@ -26,6 +26,7 @@ from suites.nodes import (
 )
 from suites.pipeline import test_pipeline
 from suites.selfcheck import test_selfcheck
+from suites.soak import test_soak
 from suites.tensor import test_tensor
 from suites.zero import test_zero
 from thresholds.units import DTYPES
@@ -33,7 +34,7 @@ from thresholds.units import DTYPES
 COLLECTIVE = (test_collectives,)
 PARALLEL = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
 NODES = (test_reachability, test_inventory, test_compute, test_memory, test_links, test_repeatability)
-MODULES = (test_selfcheck, *NODES, *COLLECTIVE, *PARALLEL)
+MODULES = (test_selfcheck, *NODES, *COLLECTIVE, *PARALLEL, test_soak)
 TWO = Topology.of(parse("gpu-01 slots=8\ngpu-02 slots=8\n", "nodes.txt"))
 
 

@@ -15,7 +15,7 @@ from tests.teeth.lengths import BUGS, in_small
 
 FAMILIES = families()
 # Their faults are planted beside their own steps' tests; the self-check's step is nothing but faults.
-WITHOUT = {"nodes", "collectives", "selfcheck"}
+WITHOUT = {"nodes", "collectives", "selfcheck", "soak"}
 LEAST_OF_A_STEP = 2
 LEAST_IN_ALL = 40
 # Mesh takes four minutes where others take one, in the largest worlds. What is late is told by the clock.
