@@ -39,7 +39,7 @@ def measured(ctx: Context, seconds: float) -> list[Series]:
         ctx.progress.done(len(windows))
     timing.barrier(ctx)
     series = figure("slope", f"{half(ctx.device)} products for {seconds:g} s", slope(windows), len(windows))
-    return [{**series, "windows": windows}]
+    return [{**series, "windows": windows, "products": count}]
 
 
 def _products(ctx: Context, product: Product, window_s: float) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.check.check import over
 from fixtures.check.plan import INSIDE, Topology, plan
-from fixtures.check.workload import ENGINES
+from fixtures.check.workload import ENGINES, Workload
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.traffic import Call, Traffic
 from suites.zero.deepspeed import build_in_job, totals
@@ -37,7 +37,9 @@ def test_without_it_the_case_is_not_applicable() -> None:
 def test_its_cases_are_planned_when_asked_for() -> None:
     mark, topology = over(TRAINED, INSIDE).mark, Topology({"a": 2})
     assert not [item.id for item in plan(mark, topology) if "deepspeed" in item.id]
-    asked = [item.id for item in plan(mark, topology, ("deepspeed",)) if "deepspeed" in item.id]
+    asked = [
+        item.id for item in plan(mark, topology, Workload("", (), ("deepspeed",))) if "deepspeed" in item.id
+    ]
     assert asked == [f"deepspeed-stage{stage}-inside-a" for stage in (1, 2, 3)]
     assert ENGINES["deepspeed"] == "zero"
 
