@@ -95,7 +95,7 @@ CANNOT = (
     ),
     Impossible(
         *(27, "throttles after ten minutes"),
-        "the soak that it takes is longer than a run here, and two shared cores drift more than heat does",
+        "two shared cores drift more than heat would slow them; a link can (link-slow-in-soak)",
     ),
     Impossible(
         *(28, "queue pairs or SHARP resources run out"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tests.faults.rows.planting import everywhere, later, on
 from tests.faults.rows.row import (
     HANGS_S,
+    HARDWARE,
     STEPS,
     Expect,
     Names,
@@ -47,6 +48,15 @@ source = "a fifth of the lab's own floor, as nodes share cores; what is planted 
 date = 2026-11-20
 derived = true
 """
+
+
+def _soaked(_: Scene) -> tuple[str, ...]:
+    return (*HARDWARE, "--soak", "30s")
+
+
+def _blink(scene: Scene) -> None:
+    scene.each(scene.lab.link_down)
+    scene.each(scene.lab.link_up)
 
 
 def _one_way(scene: Scene) -> None:
@@ -148,6 +158,20 @@ LINKS = (
     Row(
         *("link-flaps", 5, "link away for 0.3 s every 2.3 s", rejected("nic"), on("flap", 0.3, 2.0)),
         limit_s=HANGS_S,
+    ),
+    Row(
+        *("link-blinks", 5, "link away for a moment, so short that nothing is slower"),
+        rejected("node", words=("was lost under load",)),
+        during=later(_blink),
+        workload="soak",
+        arguments=_soaked,
+    ),
+    Row(
+        *("link-slow-in-soak", 27, "link at 120 of 200 Mbit/s once a soak has begun"),
+        rejected("nic"),
+        during=later(on("shape", "120mbit")),
+        workload="soak",
+        arguments=_soaked,
     ),
     Row(
         *("hole-before", 6, "blackhole between two nodes from the start"),

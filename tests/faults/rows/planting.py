@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from fixtures.node.processes import wait_until
@@ -13,13 +14,14 @@ from tests.lab.parts.files import HOSTS
 RANK = "-u -m fixtures.ranks.worker"
 AGENT = "torch.distributed.run"
 CHECKS = 5  # of collectives that have ended before a fault begins
+_MEASURED = re.compile('"type":"check","id":"suites/(?:collectives|soak)/')
 OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its ranks are at work
 START_S = 20.0
 
 
 def at_work(lab: Lab, running: Running, nodes: Sequence[str]) -> None:
     """Wait until ranks have done some cases; what must later be gone is on these nodes now."""
-    running.wait_for(lambda journal: journal.count('"type":"check","id":"suites/collectives') >= CHECKS)
+    running.wait_for(lambda journal: len(_MEASURED.findall(journal)) >= CHECKS)
     there = wait_until(lambda: all(_has_ours(lab, node) for node in nodes), START_S, poll_s=0.1)
     assert there, f"a run is at work, and some of {nodes} does not have {OURS}"
 
