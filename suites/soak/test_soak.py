@@ -24,7 +24,7 @@ EXCHANGES = [
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 ]
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
-AFTER = [Case("soak.inventory", ("after",))]
+AFTER = [Case("soak.inventory", ("after",), closing=True)]
 
 
 @over(PRODUCTS, NODE, ask=requests.step, judges=[devices.figures, rounds.judge])

@@ -38,7 +38,8 @@ EXCHANGES = [Case("collectives.sweep", ("all_reduce",), asked, words, compared=T
 def test_exchanges(check: Check) -> None:
     check.run()
 
-@over([Case("nodes.present", ("after",))], NODE, ask=requests.presence, judges=[judging.presence])
+@over([Case("nodes.present", ("after",), closing=True)], NODE,
+      ask=requests.presence, judges=[judging.presence])
 def test_after(check: Check) -> None:
     check.run()
 """
@@ -89,6 +90,14 @@ def test_a_soak_is_planned_in_rounds_and_what_comes_behind_it_comes_last(soaked:
     assert {one.parameters["budget_s"] for one in sweeps} == {24.0}  # of a minute 0.8, in two places
     assert all(one.deadline_s > 48.0 for one in sweeps)
     assert "soak, soaked for 5 min" in (soaked.out / "accepted.txt").read_text()
+
+
+def test_groups_are_soaked_by_themselves_and_read_once_more_when_all_is_over(soaked: Scenario) -> None:
+    assert soaked.run("--workload", "soak", "--soak", "3m", "--groups-of", "1").ret == 0
+    names = list(soaked.outcomes())
+    assert sum("inside" in name for name in names) == 6
+    assert not any("network" in name for name in names)
+    assert names[-2:] == [f"test_after[after-across-{node}]" for node in ("n1", "n2")]
 
 
 def test_who_loses_speed_is_named_though_the_floor_is_held(
