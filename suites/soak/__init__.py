@@ -1,1 +1,1 @@
-"""What load that lasts does to a node: nothing that it counts as an error, when everything else is over."""
+"""What only load that lasts brings out: rounds of every family's load, and what a node counts when all is over."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fixtures.check import requests
 from fixtures.check.check import Check, over
-from fixtures.check.inventory import aftermath
 from fixtures.check.judges import devices, judging, peers
 from fixtures.check.plan import INSIDE, NETWORK, NODE, Case
-from suites.soak import rounds
+from fixtures.check.soak import aftermath, rounds
 
 # Shares of a round. Each family's traffic is in it: gradients and tensor parallelism; shards of ZeRO and of
 # sequences; experts and Ulysses; pipelines and rings.
