@@ -110,6 +110,11 @@ def time_of(records: Sequence[Record]) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
+def spent(records: Sequence[Record]) -> list[str]:
+    """Name where the time of the run went, but for what took less than a second."""
+    return [f"{name} {seconds:.0f} s" for name, seconds in time_of(records).items() if seconds >= 1]
+
+
 def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
     run = head(records)
     end = next((record for record in records if isinstance(record, EndRecord)), None)

@@ -30,7 +30,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
-from reports.verdict_file import check_counts
+from reports.verdict_file import check_counts, spent
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
 _MOST_TROUBLES = 60  # that the first page explains
@@ -154,6 +154,7 @@ class Page:
     verdict: RunVerdict
     run: RunRecord | None
     end: EndRecord | None
+    spent: tuple[str, ...]  # where the time went
     counts: Mapping[str, int]  # of checks
     answers: tuple[Answer, ...]
     gaps: tuple[Gap, ...]
@@ -185,6 +186,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         verdict=verdict,
         run=head(records),
         end=next((record for record in records if isinstance(record, EndRecord)), None),
+        spent=tuple(spent(records)),
         counts=check_counts(verdict),
         answers=_answers(verdict),
         gaps=tuple(_unreported(verdict, nodes)),

@@ -115,6 +115,12 @@ def test_nothing_in_the_page_needs_more_than_the_policy_allows(drawn: Path) -> N
         assert not re.match(r"[a-z]+:|//", address, re.IGNORECASE), address
 
 
+def test_the_page_says_where_the_time_went(drawn: Path) -> None:
+    assert re.search(
+        r"took [^<]* \(measuring \d+ s, starting jobs \d+ s", (drawn / "report.html").read_text()
+    )
+
+
 def test_every_file_that_the_page_names_exists(drawn: Path) -> None:
     reader = Reader(every_page(drawn))
     addresses = {*reader.values("src"), *reader.values("href")}
