@@ -17,7 +17,11 @@ HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 quick = partial(case_of, weight=1.0)
 held = partial(Entries, issued=issued)  # and of traffic the closed form
-RING, GATHER, HEAD = held(12, 10, 8, 4, 2, 4), held(12, 10, 4, 2, 2, 4), held(12, 10, 4, 2, 2, 2)
+RING, GATHER, HEAD = (
+    held(parity=12, repeat=10, traffic=8, memory=4, peaks=2, delivered=4),
+    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=4),
+    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=2),
+)
 CONTEXT = [
     quick("context.ring", "odd", **ODD, heads=1, causal=True, holds=RING),
     quick("context.ulysses", "odd", **{**ODD, "kv_heads": 0}, heads_per_rank=1, causal=True, holds=HEAD),
@@ -58,10 +62,12 @@ def _tokens(model: Model, ranks: int) -> int:
 
 
 AT_SIZE = [  # with fused attention
-    at_size("context.all_gather_kv", of_ring, causal=True, holds=held(6, 5, 2, 1)),
-    at_size("context.ring", of_ring, causal=True, holds=held(6, 5, 4, 2)),
-    at_size("context.zigzag", of_ring, holds=held(6, 5, 4, 2)),
-    at_size("context.ulysses", of_heads, causal=True, holds=held(6, 5, 2, 1)),
+    at_size(
+        "context.all_gather_kv", of_ring, causal=True, holds=held(parity=6, repeat=5, traffic=2, memory=1)
+    ),
+    at_size("context.ring", of_ring, causal=True, holds=held(parity=6, repeat=5, traffic=4, memory=2)),
+    at_size("context.zigzag", of_ring, holds=held(parity=6, repeat=5, traffic=4, memory=2)),
+    at_size("context.ulysses", of_heads, causal=True, holds=held(parity=6, repeat=5, traffic=2, memory=1)),
 ]
 
 

@@ -53,8 +53,8 @@ def sized(step: str, entry: str, **more: Any) -> Case:  # noqa: ANN401 - whateve
 
 
 held = partial(Entries, together=together)  # and of traffic the closed form
-OF_TOKENS = held(3, 3, 2, 0, 1, 2)
-OF_LAYER = held(10, 10, 4, 4, 2, 4)
+OF_TOKENS = held(parity=3, repeat=3, traffic=2, memory=0, peaks=1, delivered=2)
+OF_LAYER = held(parity=10, repeat=10, traffic=4, memory=4, peaks=2, delivered=4)
 TOKENS = [
     case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
     for kind in ROUTINGS
@@ -79,12 +79,18 @@ PARITY = [
 CAPPED = [
     replace(
         case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
-        holds=held(18, 12, 4, 4, 2, 4),
+        holds=held(parity=18, repeat=12, traffic=4, memory=4, peaks=2, delivered=4),
     )
     for kind in ("balanced", "skewed")
 ]
-GROUPS = [case_of("expert.group_limited", **LIMITED, holds=held(4, 2, 2, 0, 0, 1))]
-OF_SPEED = held(4, 2, 1, 0, 1, 1)
+GROUPS = [
+    case_of(
+        "expert.group_limited",
+        **LIMITED,
+        holds=held(parity=4, repeat=2, traffic=2, memory=0, delivered=1),
+    )
+]
+OF_SPEED = held(parity=4, repeat=2, traffic=1, memory=0, peaks=1, delivered=1)
 NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
@@ -93,13 +99,20 @@ LATENCY = [
         selectors={"step": "expert.throughput at decode size"},
     )
 ]
-DIVIDED = [sized("expert.groups", "normal", group_sizes=PARTS, holds=held(7, 5, 3, 0, 2, 3))]
+DIVIDED = [
+    sized(
+        "expert.groups",
+        "normal",
+        group_sizes=PARTS,
+        holds=held(parity=7, repeat=5, traffic=3, memory=0, peaks=2, delivered=3),
+    )
+]
 # M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
 
 
 def apart(micro_batches: int) -> Entries:
     """Give what an attention rank says; an expert rank says more."""
-    return held(2 + micro_batches, 3 + 12 * micro_batches, 6, delivered=3)
+    return held(parity=2 + micro_batches, repeat=3 + 12 * micro_batches, traffic=6, delivered=3)
 
 
 PING_PONG = [
@@ -113,7 +126,7 @@ PING_PONG = [
     ),
 ]
 IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
-OF_EDGES = Entries(4, 2, 2, delivered=2)
+OF_EDGES = Entries(parity=4, repeat=2, traffic=2, delivered=2)
 PATTERN = [
     replace(
         case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=held(per=("sizes", OF_EDGES))), sized="m2n"
@@ -126,7 +139,7 @@ CARRIED: dict[str, Any] = {
 ENGINE = [
     replace(
         case_of("expert.deepep", kind, routing=kind, sizes=SIZES["normal"], **CARRIED, **LAYER, **TIMED),
-        holds=held(16, 5, 1, 2),
+        holds=held(parity=16, repeat=5, traffic=1, memory=2),
         sized="normal",
         engine="deepep",
     )
@@ -149,7 +162,7 @@ def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
 
 
 of_decoding = partial(of_training, fewer=32)
-LARGE = held(5, 5, 2, 2)
+LARGE = held(parity=5, repeat=5, traffic=2, memory=2)
 AT_SIZE = [
     at_size("expert.parity", of_training, "training", routing="skewed", holds=LARGE),
     at_size("expert.parity", of_decoding, "decoding", routing="balanced", holds=LARGE),

@@ -18,13 +18,36 @@ DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 # The least of any world: more axes have something to exchange in larger ones, and inner stages have less to
 # compare than the first and the last.
 STEPS = [
-    case_of("mesh.fsdp_tp", **DENSE, clip=CLIP, holds=held(92, 90, 6, 8, 0, 6)),
     case_of(
-        "mesh.pp_fsdp_tp", **{**DENSE, "layers": 1}, per_stage=2, clip=CLIP, holds=held(40, 38, 6, 8, 0, 6)
+        "mesh.fsdp_tp",
+        **DENSE,
+        clip=CLIP,
+        holds=held(parity=92, repeat=90, traffic=6, memory=8, delivered=6),
     ),
-    case_of("mesh.fsdp_cp", **DENSE, clip=CLIP, holds=held(92, 90, 10, 8, 0, 10)),
-    case_of("mesh.fsdp_cp_tp", **DENSE, clip=CLIP, holds=held(92, 90, 14, 8, 0, 12)),
-    case_of("mesh.loss_curve", **{**DENSE, "layers": 1, "steps": 20}, holds=held(38, 26, 2, 4, 0, 3)),
+    case_of(
+        "mesh.pp_fsdp_tp",
+        **{**DENSE, "layers": 1},
+        per_stage=2,
+        clip=CLIP,
+        holds=held(parity=40, repeat=38, traffic=6, memory=8, delivered=6),
+    ),
+    case_of(
+        "mesh.fsdp_cp",
+        **DENSE,
+        clip=CLIP,
+        holds=held(parity=92, repeat=90, traffic=10, memory=8, delivered=10),
+    ),
+    case_of(
+        "mesh.fsdp_cp_tp",
+        **DENSE,
+        clip=CLIP,
+        holds=held(parity=92, repeat=90, traffic=14, memory=8, delivered=12),
+    ),
+    case_of(
+        "mesh.loss_curve",
+        **{**DENSE, "layers": 1, "steps": 20},
+        holds=held(parity=38, repeat=26, traffic=2, memory=4, delivered=3),
+    ),
 ]
 
 
@@ -35,9 +58,9 @@ def scaled(model: Model, ranks: int) -> dict[str, int]:
 
 
 AT_SIZE = [
-    at_size("mesh.fsdp_tp", scaled, holds=held(16, 26, 2, 4)),
-    at_size("mesh.pp_fsdp_tp", scaled, per_stage=2, holds=held(11, 18, 2, 4)),
-    at_size("mesh.fsdp_cp", scaled, holds=held(16, 26, 4, 4)),
+    at_size("mesh.fsdp_tp", scaled, holds=held(parity=16, repeat=26, traffic=2, memory=4)),
+    at_size("mesh.pp_fsdp_tp", scaled, per_stage=2, holds=held(parity=11, repeat=18, traffic=2, memory=4)),
+    at_size("mesh.fsdp_cp", scaled, holds=held(parity=16, repeat=26, traffic=4, memory=4)),
 ]
 MIXTURE = {
     "width": 16,
@@ -51,10 +74,30 @@ MIXTURE = {
     "steps": 2,
 }
 EXPERTS = [
-    case_of("mesh.ep_dp", **MIXTURE, micro_batches=2, holds=held(122, 120, 4, 6, 0, 4)),
-    case_of("mesh.five_axes", **MIXTURE, micro_batches=3, holds=held(62, 58, 4, 6, 0, 4)),
-    case_of("mesh.ep_fsdp", **MIXTURE, micro_batches=1, holds=held(122, 120, 10, 6, 0, 6)),
-    case_of("mesh.zero1_pp_ep", **MIXTURE, micro_batches=2, holds=held(27, 20, 10, 12, 0, 10)),
+    case_of(
+        "mesh.ep_dp",
+        **MIXTURE,
+        micro_batches=2,
+        holds=held(parity=122, repeat=120, traffic=4, memory=6, delivered=4),
+    ),
+    case_of(
+        "mesh.five_axes",
+        **MIXTURE,
+        micro_batches=3,
+        holds=held(parity=62, repeat=58, traffic=4, memory=6, delivered=4),
+    ),
+    case_of(
+        "mesh.ep_fsdp",
+        **MIXTURE,
+        micro_batches=1,
+        holds=held(parity=122, repeat=120, traffic=10, memory=6, delivered=6),
+    ),
+    case_of(
+        "mesh.zero1_pp_ep",
+        **MIXTURE,
+        micro_batches=2,
+        holds=held(parity=27, repeat=20, traffic=10, memory=12, delivered=10),
+    ),
 ]
 
 

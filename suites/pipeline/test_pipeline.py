@@ -29,8 +29,16 @@ held = partial(Entries, issued=issued)  # and of traffic the closed form
 
 
 # Of a rank with one stage, of one with two, and of one whose second stage is the last or whose first is.
-ONE, TWO, ENDS = held(18, 8, 4, 8, 2, 4), held(38, 18, 4, 8, 2, 4), held(34, 16, 4, 8, 2, 4)
-LARGE_ONE, LARGE_TWO, LARGE_ENDS = held(5, 4, 2, 4), held(10, 9, 2, 4), held(9, 8, 2, 4)
+ONE, TWO, ENDS = (
+    held(parity=18, repeat=8, traffic=4, memory=8, peaks=2, delivered=4),
+    held(parity=38, repeat=18, traffic=4, memory=8, peaks=2, delivered=4),
+    held(parity=34, repeat=16, traffic=4, memory=8, peaks=2, delivered=4),
+)
+LARGE_ONE, LARGE_TWO, LARGE_ENDS = (
+    held(parity=5, repeat=4, traffic=2, memory=4),
+    held(parity=10, repeat=9, traffic=2, memory=4),
+    held(parity=9, repeat=8, traffic=2, memory=4),
+)
 STEPS = {
     "pipeline.gpipe": (ONE, LARGE_ONE),
     "pipeline.one_f_one_b": (ONE, LARGE_ONE),

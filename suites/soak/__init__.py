@@ -1,1 +1,1 @@
-"""What only load that lasts brings out: rounds of every family's load, and what nodes count when all is over."""
+"""What only load that lasts brings out: rounds of it, and what nodes count when everything is over."""
