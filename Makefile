@@ -114,15 +114,6 @@ install_debian() {
 }
 endef
 
-# The dependencies stand in pyproject.toml alone; this prints those of the project and of the named extras.
-define REQUIREMENTS
-import sys, tomllib
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = [line for name in sys.argv[1:] for line in project["optional-dependencies"][name]]
-print(*project["dependencies"], *extras, sep="\n")
-endef
-export REQUIREMENTS
-
 # What each package says of itself; a short licence text says less than a classifier, a long one is a whole licence.
 define LICENCES
 from importlib.metadata import distributions
@@ -161,16 +152,16 @@ endef
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv
 	touch $@
 
-.venv/.run: .venv/.made pyproject.toml constraints.txt
+# torch by itself: it has no hashes here, and pip wants all or none in one call.
+.venv/.run: .venv/.made requirements.txt requirements-torch.txt
 	@echo "make: installing what the suite needs into .venv (once)"
-	$(BIN)/python -c "$$REQUIREMENTS" > .venv/requirements.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-torch.txt
 	touch $@
 
-.venv/.test: .venv/.run
+.venv/.test: .venv/.run requirements-test.txt
 	@echo "make: installing what its own tests need into .venv (once)"
-	$(BIN)/python -c "$$REQUIREMENTS" test > .venv/requirements.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
 .venv/.lab: .venv/.test

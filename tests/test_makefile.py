@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from tests.house.tree import ROOT
 
 NEEDED = ("sh", "id", "touch", "env", "echo", "make", "cat", "sed")
+RUN, TEST, TORCH = "requirements.txt", "requirements-test.txt", "requirements-torch.txt"
 
 
 class Machine:
@@ -23,8 +28,8 @@ class Machine:
         self.tree, self.bin, self.log = place / "tree", place / "bin", place / "log"
         for folder in (self.tree / ".venv" / "bin", self.bin):
             folder.mkdir(parents=True)
-        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-            shutil.copy2(ROOT / name, self.tree)
+        for path in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
+            shutil.copy2(path, self.tree)
         for name in NEEDED:
             (self.bin / name).symlink_to(shutil.which(name) or name)
 
@@ -110,17 +115,55 @@ def test_a_machine_that_has_them_is_left_alone(machine: Machine) -> None:
     assert machine.calls() == []
 
 
-def test_dependencies_come_from_the_project_file_and_are_pinned(machine: Machine) -> None:
+def test_an_operator_gets_what_the_suite_needs_and_a_test_what_it_needs_besides(machine: Machine) -> None:
     machine.done(".made")
-    machine.command(".venv/bin/python", f'[ "$1" = -m ] || exec {sys.executable} "$@"')
+    machine.command(".venv/bin/python")
+    install = "python -m pip install --quiet --requirement requirements"
     assert machine.make("setup").returncode == 0
-    wanted = (machine.tree / ".venv" / "requirements.txt").read_text()
-    assert "paramiko" in wanted
-    assert "hypothesis" not in wanted
-    assert "--constraint constraints.txt --requirement .venv/requirements.txt" in machine.calls()[-1]
-    assert (
-        "mypy" in (machine.make(".venv/.test"), (machine.tree / ".venv" / "requirements.txt").read_text())[1]
+    assert machine.calls() == [f"{install}.txt", f"{install}-torch.txt"]
+    assert machine.make(".venv/.test").returncode == 0
+    assert machine.calls()[-1] == f"{install}-test.txt"
+
+
+def a_package(name: str, folder: Path) -> str:
+    """Put a wheel there; returns its version and hash, as a line of requirements."""
+    path, about = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+@pytest.mark.parametrize("target", [RUN, TEST])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda line: line, ""),
+        (lambda line: line[:-65] + "0" * 64 + "\n", "THESE PACKAGES DO NOT MATCH THE HASHES"),
+        (lambda line: line.partition(" ")[0] + "\n", "Hashes are required in --require-hashes mode"),
+    ],
+    ids=["the right hash", "another hash", "none"],
+)
+def test_a_package_with_another_hash_ends_the_set_up(
+    target: str, spoil: Callable[[str], str], said: str, machine: Machine, tmp_path: Path
+) -> None:
+    machine.done(".made")
+    packages = (
+        f"PIP_NO_INDEX=1 PIP_FIND_LINKS={tmp_path} PIP_TARGET={tmp_path}/installed PIP_CONFIG_FILE=/dev/null"
     )
+    machine.command(".venv/bin/python", f'{packages} exec {sys.executable} "$@"')
+    lines = {RUN: a_package("needed", tmp_path), TEST: a_package("tested", tmp_path)}
+    a_package("torch", tmp_path)
+    for name, line in {**lines, target: spoil(lines[target])}.items():
+        path = machine.tree / name
+        head = [text for text in path.read_text().splitlines() if text.startswith(("#", "--"))]
+        path.write_text("\n".join([*head, line]))
+    (machine.tree / TORCH).write_text("torch==1.0\n")
+    done = machine.make(".venv/.test")
+    assert done.returncode == (2 if said else 0), done.stderr
+    assert said in done.stderr
+    assert (machine.tree / ".venv" / {RUN: ".run", TEST: ".test"}[target]).exists() == (not said)
 
 
 def test_a_failed_installation_is_tried_again(machine: Machine) -> None:
@@ -155,15 +198,30 @@ def test_a_run_that_is_not_green_is_not_green_for_make(machine: Machine, status:
     assert machine.make("accept").returncode == made
 
 
-def test_every_package_is_pinned() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    assert all("==" in line and "+" not in line for line in pins)
+def test_every_package_is_pinned_and_every_one_but_torch_by_hash() -> None:
+    hashed = [pin for name in (RUN, TEST) for pin in pins_of(name)]
+    assert all(" --hash=sha256:" in pin for pin in hashed)
+    pins = [*hashed, *pins_of(TORCH)]
+    assert pins_of(TORCH) == [pin for pin in pins if normal(pin).startswith("torch==") and "+" not in pin]
+    assert all("==" in pin for pin in pins)
     listed = [sys.executable, "-m", "pip", "list", "--format=json", "--exclude", "pip"]
     done = subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True)
     installed = {normal(package["name"]) for package in json.loads(done.stdout)}
     brought_by_torch = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}
     assert installed - brought_by_torch <= {normal(pin.split("==")[0]) for pin in pins}
+
+
+def pins_of(name: str) -> list[str]:
+    """The lines of a file of requirements, with their hashes."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", "")
+    return [line for line in text.splitlines() if not line.startswith(("#", "--"))]
+
+
+def test_what_is_pinned_is_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    from_nowhere = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", *asked]
+    assert subprocess.run(from_nowhere, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def normal(name: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.house.tree import IGNORED, files
 
 TOP = {
-    *(".ci", ".gitignore", "Makefile", "constraints.txt", "pyproject.toml", "conftest.py"),
+    *(".ci", ".gitignore", "Makefile", "pyproject.toml", "conftest.py"),
+    *("requirements.txt", "requirements-test.txt", "requirements-torch.txt"),
     *("LICENSE", "SECURITY.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs", "suites", "fixtures", "thresholds", "reports", "tests"),
 }
