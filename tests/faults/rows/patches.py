@@ -192,3 +192,50 @@ import time
 exact = time.perf_counter
 time.perf_counter = lambda: exact() / 3
 """
+# DDP exchanges each bucket before it computes the next.
+DDP_WAITS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+made = DistributedDataParallel.__init__
+
+
+def exchanged(_, bucket):
+    summed = bucket.buffer()
+    dist.all_reduce(summed)
+    done = torch.futures.Future()
+    done.set_result(summed.div_(dist.get_world_size()))
+    return done
+
+
+def init(self, *arguments, **named):
+    made(self, *arguments, **named)
+    self.register_comm_hook(None, lambda state, bucket: exchanged(state, bucket))
+
+
+DistributedDataParallel.__init__ = init
+"""
+NO_PREFETCH = """
+from torch.distributed.fsdp import FSDPModule
+
+FSDPModule.set_modules_to_forward_prefetch = lambda *_: None
+"""
+# Whoever has sent floats does nothing for as long as the other side takes.
+SENDS_IN_TURN = """
+import time
+
+import torch.distributed as dist
+
+healthy = dist.batch_isend_irecv
+
+
+def in_turn(operations):
+    works = healthy(operations)
+    if any(one.op is dist.isend and one.tensor.is_floating_point() for one in operations):
+        time.sleep(0.05)
+    return works
+
+
+dist.batch_isend_irecv = in_turn
+"""

@@ -7,7 +7,7 @@ from functools import partial
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
 from tests.faults.rows.planting import AGENT, RANK, everywhere, later, on, patched, ranks
-from tests.faults.rows.row import HANGS_S, STEPS, Row, Scene, nobody, rejected, unproven, with_file
+from tests.faults.rows.row import HANGS_S, STEPS, Row, Scene, nobody, of_fabric, rejected, unproven, with_file
 
 MEBIBYTE = 1 << 20
 FOREIGN = 12  # programs
@@ -115,6 +115,20 @@ RANKS = (
             limit_s=HANGS_S,
         )
         for family in STEPS
+    ),
+    *(
+        Row(
+            *(f"serial-{what}", 17, f"{said}, on all nodes", of_fabric(*kinds)),
+            everywhere("patch_torch", source),
+            workload=family,
+            faulty=0,
+            limit_s=HANGS_S,
+        )
+        for what, said, source, family, *kinds in (
+            ("ddp", "DDP waits for each bucket", patches.DDP_WAITS, "zero"),
+            ("fsdp", "fully_shard prefetches nothing", patches.NO_PREFETCH, "zero", "fabric"),
+            ("ping-pong", "two sides of experts take turns", patches.SENDS_IN_TURN, "expert"),
+        )
     ),
     Row(
         *("rank-hangs", 17, "rank hangs in every job", rejected("hang", words=("did not arrive",))),
