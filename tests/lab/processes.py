@@ -14,16 +14,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a node: its number in the node, its number outside, and how it was started."""
+    """One process of a node: its number in the node, its number outside, its name, how it was started."""
 
     pid: int
+    name: str
     argv: tuple[str, ...]
     outer_pid: int
 
     @property
     def command(self) -> str:
-        """The words of argv, as `ps` prints them."""
-        return " ".join(self.argv)
+        """Its name and the words of argv; a fork has those of its parent."""
+        return " ".join((self.name, *self.argv))
 
 
 def namespace(pid: int, kind: str) -> int:
@@ -52,7 +53,7 @@ def describe(outer_pid: int) -> Process | None:
     if status["State"].startswith(("Z", "X")):
         return None
     words = tuple(word.decode(errors="replace") for word in raw.rstrip(b"\0").split(b"\0"))
-    return Process(pid=int(status["NSpid"].split()[-1]), argv=words, outer_pid=outer_pid)
+    return Process(int(status["NSpid"].split()[-1]), status["Name"], words, outer_pid)
 
 
 def status_of(outer_pid: int) -> dict[str, str]:

@@ -11,8 +11,8 @@ from tests.faults.runs import Running, left_on
 from tests.lab import Lab
 from tests.lab.parts.files import HOSTS
 
-RANK = "-u -m fixtures.ranks.worker"
-AGENT = "torch.distributed.run"
+RANK = "shakedown-rank "
+AGENT = "pt_elastic "  # as torchrun calls itself
 CHECKS = 5  # of collectives that have ended before a fault begins
 _MEASURED = re.compile('"type":"check","id":"suites/(?:collectives|soak)/')
 OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its ranks are at work
