@@ -15,8 +15,10 @@ ROWS: tuple[Row, ...] = (
     *(*LINKS, *NODES, *RANKS, *DATA, *COMPUTE),
     *(*SSH, *SOFTWARE, *ROOM, *HARDWARE, *RUN),
 )
-# What every change is tried with (all take hours): rows in labs of their own, and rows that share one.
-USUAL = frozenset({"healthy", "run-interrupted", "run-killed", "supervisor-killed", "second-run"})
+# What every change is tried with (all take hours): rows in labs of their own, and rows that share one. For others
+# there are smaller tests: run-interrupted (fixtures/run/test_plugin.py), supervisor-killed and second-run
+# (fixtures/cluster/test_cluster.py).
+USUAL = frozenset({"healthy", "run-killed"})
 TOGETHER = (
     # before anything is measured
     (
