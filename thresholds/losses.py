@@ -8,7 +8,7 @@ would reject the machine that published it. One that lets more than MOST of it g
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,14 +100,13 @@ def losses(hardware: Hardware) -> list[Loss]:
     return list(worst.values())
 
 
-def _nearest(hardware: Hardware) -> Iterable[Figure]:
-    """Give the figures of a file and of those that it extends; of one case that of the nearest file."""
-    found: dict[tuple[object, ...], Figure] = {}
+def _nearest(hardware: Hardware) -> Iterator[Figure]:
+    """Give the figures of a file and of those that it extends; of one case those of the nearest file."""
+    seen = set[tuple[object, ...]]()
     for name in (hardware.name, *(path.stem for path in hardware.extends)):
-        for figure in figures():
-            if name in figure.files:
-                found.setdefault((figure.metric, figure.case), figure)
-    return found.values()
+        own = [one for one in figures() if name in one.files and (one.metric, one.case) not in seen]
+        seen |= {(one.metric, one.case) for one in own}
+        yield from own
 
 
 def _rows(hardware: Hardware, figure: Figure) -> Iterator[tuple[Limit, float]]:

@@ -23,10 +23,10 @@ def figure(value: float, size: int | None = 8 << 30) -> Figure:
 
 
 def loss(
-    value: float, *, size: int | None = 8 << 30, loose: str = "", monkeypatch: pytest.MonkeyPatch
+    *values: float, size: int | None = 8 << 30, loose: str = "", monkeypatch: pytest.MonkeyPatch
 ) -> Loss:
-    """Of the floor of 80 GB/s of the small file, beside one figure."""
-    monkeypatch.setattr(losses, "figures", lambda: (figure(value, size),))
+    """Of the floor of 80 GB/s of the small file, beside these figures of its case."""
+    monkeypatch.setattr(losses, "figures", lambda: tuple(figure(value, size) for value in values))
     hardware = loaded(GOOD)
     rows = tuple(replace(row, loose=loose) for row in hardware.limits)
     (found,) = losses.losses(replace(hardware, limits=rows))
@@ -88,3 +88,12 @@ def test_a_figure_of_a_nearer_file_replaces_that_of_a_farther() -> None:
         one for one in losses.losses(whole()["h200-ndr400"]) if one.figure and "copy" in one.row.metrics
     ]
     assert [one.figure.value for one in copies if one.figure] == [4010.0]
+
+
+@each(("values", "rejects", "worst"), [((90.0, 120.0), False, 120.0), ((120.0, 79.0), True, 79.0)])
+def test_of_several_figures_of_one_case_each_is_held_against_the_row(
+    values: tuple[float, float], rejects: bool, worst: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = loss(*values, monkeypatch=monkeypatch)
+    assert found.figure
+    assert (found.rejects, found.figure.value) == (rejects, worst)

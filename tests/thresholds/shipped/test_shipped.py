@@ -141,6 +141,7 @@ JUDGED = [
     ("lab-200mbit", LAB, 0.945 * 0.025, 0.945 * 0.025 * 180 / 200),
     ("lab-200mbit", {**LAB, "collective": "send_recv"}, 0.945 * 0.025, 0.945 * 0.025 * 180 / 200),
     ("aws-p4d", case("all_reduce", 2), 42.5, 25.0),  # a ring
+    ("gcp-a3-high", case("all_gather", 2), 50.17, 40.0),  # TCPX by an image that is not tuned for it
     # floors that let a fifth or more go
     ("gcp-a4", case("all_reduce", 2), 0, 430.0),
     ("gcp-a4", case("all_reduce", 4), 0, 290.0),
@@ -170,7 +171,7 @@ def test_a_fabric_of_half_the_rate_misses_the_floor_of_a_bisection_unless_the_fi
         if outcome(hardware, "busbw", asked, best / 2) is not Outcome.FAIL:
             assert "oversubscription of 2:1" in find(hardware, "busbw", asked).source
             blind.add(hardware.name)
-    assert blind == {"aws-p3dn", "oci-a100-40", "oci-a100-80"}
+    assert blind == {"aws-p3dn", "gcp-a3-high", "oci-a100-40", "oci-a100-80"}
 
 
 def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
