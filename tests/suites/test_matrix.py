@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from fixtures.check.plan import Topology, plan
+from fixtures.check.target import Target, turn_of
 from fixtures.ranks.collectives.calls import CALLS
 from fixtures.run.provenance import ROOT
 from fixtures.transport.hosts import parse
@@ -29,6 +31,7 @@ from suites.selfcheck import test_selfcheck
 from suites.soak import test_soak
 from suites.tensor import test_tensor
 from suites.zero import test_zero
+from thresholds.loading.load import load, shipped
 from thresholds.units import DTYPES
 
 COLLECTIVE = (test_collectives,)
@@ -111,3 +114,16 @@ def test_every_parallel_step_has_a_pattern_that_is_judged_or_a_reason() -> None:
     judged = {step for module in PARALLEL for step in steps(module, "test_pattern_holds_its_limit")}
     every = {step for module in PARALLEL for step in steps(module)}
     assert every - judged == set(WITHOUT_PATTERN)
+
+
+def test_each_environment_and_each_world_in_it_comes_once_in_a_family() -> None:
+    file, ranks = load(shipped()["h100-sxm5-ndr400"]), {"gpu-01": 8, "gpu-02": 8}
+    environments = []
+    for module in (*COLLECTIVE, *PARALLEL):
+        marks = [mark for test in vars(module).values() for mark in getattr(test, "pytestmark", ())]
+        cases = sorted((one for mark in marks for one in plan(mark, TWO)), key=turn_of)
+        targets = [Target(one, ranks, file, "nccl", {}) for one in cases]
+        worlds = [key for key, _ in groupby((one.environment, one.planned.place.each) for one in targets)]
+        assert not [key for number, key in enumerate(worlds) if key in worlds[:number]], module.__name__
+        environments += [key for key, _ in worlds]
+    assert len([*groupby(environments)]) == 3  # as it is, by NIC alone, without NVLS: a job each
