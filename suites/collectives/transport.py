@@ -95,7 +95,8 @@ def describe(
 
     `ranks` and `nodes` are the shape of the case's world. `agrees` is True when the counters show the payload
     where the claim says it went, False when they show it elsewhere, None when they show it nowhere. The
-    counters belong to the node: of several ranks each needs only its own payload in them.
+    counters belong to the node: of several ranks each needs only its own payload in them. That a node's ranks
+    spoke over a fabric, and not inside it, takes those of all: storage may have sent one in the meantime.
     """
     both = sorted(set(before) & set(after))
     moved = {name: after[name] - before[name] for name in both if after[name] > before[name]}
@@ -105,7 +106,7 @@ def describe(
     if found["network"] == "verbs":
         _settle_verbs(found, Path(sysfs))
     found["counters"] = moved
-    found["agrees"] = _agrees(found, moved, payload_bytes, nodes)
+    found["agrees"] = _agrees(found, moved, payload_bytes, nodes, ranks)
     return found
 
 
@@ -187,7 +188,9 @@ def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
         found["evidence"] = [*found["evidence"], f"link_layer of every port of this node: {layer}"]
 
 
-def _agrees(found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes: int | None) -> bool | None:
+def _agrees(
+    found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes: int | None, ranks: int | None
+) -> bool | None:
     claimed = FAMILIES.get(found["network"])
     enough = ENOUGH * max(payload_bytes, 1)
     sent = {
@@ -195,7 +198,7 @@ def _agrees(found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes
     }
     sent["net:"] -= moved.get("net:lo", 0) if nodes != 1 else 0
     if claimed is None:
-        fabric = sent["ib:"] >= enough or sent["efa:"] >= enough
+        fabric = max(sent["ib:"], sent["efa:"]) >= enough * (ranks or 1)
         return not fabric if found["network"] == "none" and nodes == 1 else None
     if sent[claimed] >= enough:
         return True

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suites.collectives import transport
+from fixtures.ranks.steps import Context
+from suites.collectives import steps, transport
 
 PAYLOAD = 1_000_000
 INFINIBAND = (Path(__file__).parents[2] / "fixtures/node/data/nccl/2.2x_infiniband_cumem.log").read_text()
@@ -178,10 +180,29 @@ def test_what_storage_sends_over_the_same_ports_is_no_evidence(
     assert transport.without(idle, before, after, 9.0)["ib:mlx5_0/1"] == 7
 
 
+@pytest.mark.parametrize(("backend", "shown"), [("nccl", 3 << 20), ("gloo", 5 << 20)])
+def test_the_step_counts_no_more_than_its_ranks_sent(
+    backend: str, shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 5 MiB that a port has sent since, 2 are what it sends anyway, at 1 MiB/s for two seconds."""
+    work = SimpleNamespace(prepare=lambda i: None, run=lambda i: None, check=lambda i: None)
+    moments = iter((10.0, 12.0))
+    monkeypatch.setattr(steps, "Collective", lambda *_, **__: work)
+    monkeypatch.setattr(steps, "timing", SimpleNamespace(barrier=lambda ctx: None, complete=lambda ctx: None))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(transport, "background", lambda: {"net:eth0": float(1 << 20)})
+    monkeypatch.setattr(transport, "read_counters", lambda: {"net:eth0": 7})
+    monkeypatch.setattr(transport, "settled_counters", lambda before, sent: {"net:eth0": 7 + (5 << 20)})
+    ctx = Context(0, 2, backend, torch.device("cpu"), ["a", "b"], [0, 0])
+    assert steps.transport(ctx, size_bytes=1 << 20)["transport"]["counters"] == {"net:eth0": shown}
+
+
 def test_a_world_inside_a_node_must_not_move_its_payload_over_a_fabric(tmp_path: Path) -> None:
     log = written(tmp_path, "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")
     assert nccl(log, {"net:eth0": 4000}, nodes=1)["agrees"] is True
     assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=1)["agrees"] is False
+    assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=1, ranks=8)["agrees"] is True  # of eight: storage's
+    assert nccl(log, {"ib:mlx5_0/1": 8 * PAYLOAD}, nodes=1, ranks=8)["agrees"] is False
     assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=2)["agrees"] is None
 
 
