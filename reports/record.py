@@ -38,7 +38,7 @@ Number = Annotated[float, _InWords]
 
 
 class Outcome(str, Enum):
-    """What a check ended in; see ARCHITECTURE.md. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
+    """What a check ended in; see README.md. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
 
     PASS = "pass"
     FAIL = "fail"
