@@ -27,8 +27,8 @@ SHELL       = /bin/sh
 
 BIN      = .venv/bin
 CHECKED  = conftest.py fixtures suites thresholds reports tests
-COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount
-PACKAGES = openssh-server openssh-client iproute2 util-linux mount
+COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount chromium
+PACKAGES = openssh-server openssh-client iproute2 util-linux mount chromium
 
 accept: begin .venv/.run ## judge this machine, or the nodes of a hosts file: HOSTS=nodes.txt
 	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)

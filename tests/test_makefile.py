@@ -106,7 +106,7 @@ def test_a_machine_without_the_lab_s_commands_gets_their_packages(machine: Machi
     assert machine.make(".venv/.lab", "COMMANDS=sh no-such-command").returncode == 0
     update, install = (call for call in machine.calls() if call.startswith("apt-get"))
     assert update == "apt-get update -qq"
-    assert install.endswith("openssh-server openssh-client iproute2 util-linux mount")
+    assert install.endswith("openssh-server openssh-client iproute2 util-linux mount chromium")
 
 
 def test_a_machine_that_has_them_is_left_alone(machine: Machine) -> None:

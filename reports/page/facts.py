@@ -34,7 +34,7 @@ def compare(nodes: Sequence[NodeRecord]) -> Facts:
         values: dict[str, list[str]] = {}
         for name, facts in known.items():
             values.setdefault(_text(facts[leaf]) if leaf in facts else _ABSENT, []).append(name)
-        if len(values) == 1 and len(known) > 1:
+        if len(values) == 1:
             common[leaf] = next(iter(values))
         elif len(values) == len(known) >= 3:
             own.append(leaf)

@@ -26,6 +26,7 @@ _COLOURS = {
 }
 _NAMED_CURVES = 4  # more names than these would be the picture
 _TICKS = 7
+_FARTHEST = 3.0  # times the highest curve: a bound beyond would press all curves to the ground
 _APART = 0.062  # of the height, between the names of curves
 _LINES = {"bound_gigabytes_per_s": ("physical bound", ":"), "line_rate_gigabytes_per_s": ("line rate", "-.")}
 
@@ -105,7 +106,7 @@ def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
         named = few or curve.outcome is not Outcome.PASS
         _paint_curve(axes, curve, named)
         if named and len(names) < _NAMED_CURVES:
-            words = f"{curve.label} ({curve.outcome.value})"
+            words = f"{curve.outcome.value}: {curve.label}"  # what is cut off is the end of many names
             names.append((curve.points[-1][1], words, _COLOURS[curve.outcome]))
     if not few:
         ends = [curve.points[-1][1] for curve in curves if curve.outcome is Outcome.PASS]
@@ -118,6 +119,8 @@ def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
         if heights := [curve.lines[name] for curve in curves if name in curve.lines]:
             axes.axhline(max(heights), color=QUIET, linewidth=0.9, linestyle=style)
             names.append((max(heights), f"{word} {notation.number(max(heights), 3)}", QUIET))
+    highest = max(rate for curve in curves for _, rate in (*curve.points, *curve.floors))
+    axes.set_ylim(0, min(axes.get_ylim()[1], _FARTHEST * highest) or None)
     _dress(axes, sorted({size for curve in curves for size, _ in curve.points}))
     _name(axes, names)
 
@@ -143,7 +146,6 @@ def _dress(axes: Axes, sizes: Sequence[float]) -> None:
     shown = sizes[::-1][::step]  # from the largest down: that is where the limits are
     axes.set_xticks(shown, [notation.size(int(size)) for size in shown])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.set_ylabel("bus bandwidth, GB/s")
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -154,9 +156,9 @@ def _name(axes: Axes, names: Sequence[tuple[float, str, str]]) -> None:
     """Write each name beside its line's right end, from the lowest up, none over another."""
     top, last = axes.get_ylim()[1], -math.inf
     for height, words, colour in sorted(names):
-        last = max(height / top, last + _APART)
+        last = max(min(height / top, 1.0), last + _APART)
         axes.annotate(
-            first_line(words, 34),
+            first_line(words, 34) + (" ↑" if height > top else ""),
             (1.02, last),
             xycoords="axes fraction",
             va="center",

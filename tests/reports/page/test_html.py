@@ -306,6 +306,7 @@ def test_facts_are_compared_leaf_by_leaf() -> None:
     assert found.common == {"cpu.model": "x", "nics": "[1]"}
     assert found.differ == {"bios": (("b", "n3"), ("a", "n[1-2]"))}
     assert found.own == ("cpu.id",)
+    assert facts.compare(nodes[:1]).differ == {}
     (one, lacking) = facts.compare([nodes[0], NodeRecord("n2", "ready", facts={"bios": "a"})]).differ[
         "cpu.model"
     ]
@@ -357,6 +358,19 @@ def test_line_rate_and_bound_stand_beside_the_curve_and_no_legend_does(tmp_path:
         assert "legend" not in text
         shown.append(text.count("stroke-dasharray"))
     assert shown[1] == shown[0] + 2 == shown[2] + 2
+
+
+def test_a_bound_far_above_the_curves_does_not_press_them_to_the_ground(tmp_path: Path) -> None:
+    heights = {}
+    for bound in (150.0, 15000.0):
+        plots.draw([check(PAIR, recorded={**sweep(150.0), "bound_gigabytes_per_s": bound})], tmp_path)
+        root = ET.parse(tmp_path / "plots/all-reduce-network.svg").getroot()  # noqa: S314 - ours
+        [curve] = [
+            one.get("d", "") for one in root.iter() if one.get("stroke") == "#2f6f9f" and one.get("clip-path")
+        ]
+        rows = [float(number) for number in re.findall(r"[-\d.]+", curve)[1::2]]
+        heights[bound] = max(rows) - min(rows)
+    assert heights[15000.0] > heights[150.0] / 4
 
 
 def test_an_unknown_attachment_is_named_but_not_linked(drawn: Path) -> None:
