@@ -180,9 +180,10 @@ def paces(ctx: Context, made: Engine, given: Load, iterations: int, budget_s: fl
     own = given.rows[ctx.rank]
     found = made.dispatch(own, given.weights[ctx.rank], given.chosen[ctx.rank], given.experts)
     right, small = found.rows.clone(), made.again(_small(own), found.handle)
+    sums = small_sums(given, ctx.rank)
     ways = {
-        "dispatch": Watched(lambda: made.again(own, found.handle), right),
-        "combine": Watched(lambda: made.combine(small, found.handle)[0], small_sums(given, ctx.rank)),
+        "dispatch": (Watched(lambda: made.again(own, found.handle), right), right.nbytes),
+        "combine": (Watched(lambda: made.combine(small, found.handle)[0], sums), right.nbytes),
     }
-    timed = paced(ctx, ways, right.numel() * right.element_size(), iterations, budget_s)
+    timed = paced(ctx, ways, iterations, budget_s)
     return {**timed, "parity": [*arrival(given, found, ctx.rank), *timed["parity"]]}

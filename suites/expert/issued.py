@@ -21,6 +21,7 @@ WORD_BYTES = 8
 TAGS = 2  # the first words of a token: the rank it comes from, and its index there
 WORDS = "int64"
 WIDE = 4  # bytes of fp32: no number of a router has fewer
+BLOCK = 128  # numbers of a row in fp8 that have a scale together
 ACROSS, OTHERS = "rows", "other nodes"  # of the line that counts what crosses between nodes
 FOLLOWED = {"tokens": 32, "words": 8}  # of the round trip in parts of the world
 
@@ -38,9 +39,14 @@ def router_bytes(experts: int, hidden: int, item: int) -> int:
     return hidden * experts * max(item, WIDE)
 
 
-def layer(experts: int, hidden: int, item: int, rows: int) -> Calls:
-    """E counts; rows there and back, and their gradients; the router's gradient."""
-    exchanged = 5, WORD_BYTES * experts + 2 * rows * hidden * item
+def fp8_bytes(hidden: int) -> int:
+    """Of a row in fp8: its numbers, and a scale in fp32 for each block."""
+    return hidden + hidden // BLOCK * WIDE
+
+
+def layer(experts: int, hidden: int, item: int, rows: int, fp8_rows: int = 0) -> Calls:
+    """E counts; rows there (in fp8 or not) and back, and their gradients; the router's gradient."""
+    exchanged = 5, WORD_BYTES * experts + 2 * (rows * hidden * item + fp8_rows * fp8_bytes(hidden))
     return {"all_to_all": exchanged, **engine(experts, hidden, item)}
 
 
@@ -66,9 +72,9 @@ def across(words: int, top_k: int, rows: int) -> Calls:
     return {ACROSS: (rows, WORD_BYTES * (TAGS + words + top_k) * rows)}
 
 
-def there_and_back(hidden: int, rows: int) -> Calls:
-    """Rows of bf16 there, and as many as came back."""
-    return {"all_to_all": (2, rows * hidden * TRAINED_BYTES)}
+def there_and_back(hidden: int, rows: int, fp8_rows: int = 0) -> Calls:
+    """Rows there, in bf16 or fp8, and as many as came back, in bf16."""
+    return {"all_to_all": (2, rows * hidden * TRAINED_BYTES + fp8_rows * fp8_bytes(hidden))}
 
 
 def apart(layers: int, headers: tuple[int, int], messages: int, rows_bytes: int) -> list[tuple[int, int]]:
@@ -128,9 +134,9 @@ def _all(*parts: tuple[int, Calls]) -> Calls:
     return found
 
 
-def _with_rows(ranks: int, form: Callable[[int], Calls], rows: int) -> Calls:
+def _with_rows(ranks: int, form: Callable[..., Calls], *rows: int) -> Calls:
     """Give what all ranks issue that have so many rows together: every form is linear in them."""
-    return _all((ranks - 1, form(0)), (1, form(rows)))
+    return _all((ranks - 1, form(*(0 for _ in rows))), (1, form(*rows)))
 
 
 @dataclass(frozen=True)
@@ -167,14 +173,16 @@ class _Run:
         """Ranks that a token's experts lie on, of so many."""
         return self.drawn(-(-top_k // int(self.asked["experts_per_rank"])), min(top_k, ranks))
 
+    def both_ways(self, form: Callable[..., Calls], rows: int) -> Calls:
+        """All that issue this form, of rows that go there, in fp8 where that is asked for, and back."""
+        parts = (rows, rows) if self.asked.get("fp8") else (2 * rows,)
+        return _with_rows(self.ranks, form, *parts)
+
     def layers(self, form: Callable[..., Calls], rows: int) -> Lines:
         """A layer whose rows go both ways, in each dtype."""
         items = {"": TRAINED_BYTES} if self.asked.get("at_size") else STUDIED_BYTES
         whole = partial(form, self.experts, self.asked["hidden"])
-        return {
-            ("", dtype): _with_rows(self.ranks, partial(whole, item), 2 * rows)
-            for dtype, item in items.items()
-        }
+        return {("", dtype): self.both_ways(partial(whole, item), rows) for dtype, item in items.items()}
 
 
 def _tokens(run: _Run) -> Lines:
@@ -209,8 +217,7 @@ def _limited(run: _Run) -> Lines:
 def _timed(run: _Run, ranks: int) -> Calls:
     """In groups of so many ranks: a token has a row for every rank that has some of its experts."""
     count, hidden, top_k = run.asked["sizes"][run.kind]
-    rows = 2 * count * run.ranks * run.visited(top_k, ranks)
-    return _with_rows(run.ranks, partial(there_and_back, hidden), rows)
+    return run.both_ways(partial(there_and_back, hidden), count * run.ranks * run.visited(top_k, ranks))
 
 
 def _groups(run: _Run) -> Lines:

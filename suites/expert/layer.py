@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fixtures.ranks.study.models import MoE
+from suites.expert.fp8 import by_rule, packed, unpacked
 from suites.expert.routing import Shape, counts, top_k
 from suites.tensor.regions import met
 
@@ -58,19 +59,30 @@ def sorted_rows(chosen: Tensor) -> Tensor:
     return chosen.flatten().argsort(stable=True)
 
 
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: Group = None) -> Tensor:
+def exchange(
+    rows: Tensor, sent: list[int], received: list[int], group: Group = None, fp8: bool = False
+) -> Tensor:
     """One uneven all-to-all of rows."""
+    if fp8:
+        return unpacked(exchange(packed(rows), sent, received, group), rows.dtype)
     output = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
     return output
 
 
-def exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group = None) -> Tensor:
+def exchanged(  # noqa: PLR0917 - an exchange, and which of its two ways are in fp8
+    rows: Tensor,
+    sent: list[int],
+    received: list[int],
+    group: Group = None,
+    fp8: bool = False,
+    fp8_back: bool = False,
+) -> Tensor:
     """`exchange`; gradients go back the same way."""
     return met(
         rows,
-        lambda given: exchange(given, sent, received, group),
-        lambda grad: exchange(grad, received, sent, group),
+        lambda given: exchange(given, sent, received, group, fp8),
+        lambda grad: exchange(grad, received, sent, group, fp8_back),
     )
 
 
@@ -128,8 +140,22 @@ class Unsharded(MoE):
         return weights, chosen
 
 
+class UnshardedFp8(Unsharded):
+    """What experts are given is rounded as by a dispatch in fp8, and so are gradients of what they give."""
+
+    def work(self, number: int, rows: Tensor) -> Tensor:
+        """Round before and behind an expert."""
+        given = met(rows, by_rule, lambda grad: grad)
+        return met(super().work(number, given), lambda done: done.view_as(done), by_rule)
+
+
 class Sharded(nn.Module):
-    """This rank's part of a layer: the router, and the experts that live here. `rank` counts in `group`."""
+    """This rank's part of a layer: the router, and the experts that live here. `rank` counts in `group`.
+
+    With `fp8` rows go to experts so, as do gradients of their results; what is combined stays as it is.
+    """
+
+    fp8 = False
 
     def __init__(self, whole: Unsharded, wanted: Tensor, rank: int, ranks: int, group: Group = None) -> None:
         super().__init__()
@@ -144,9 +170,9 @@ class Sharded(nn.Module):
         self.weights = weights.detach()
         layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
         rows = copies(x, layout.order, self.top_k)[: sum(layout.sent)]
-        arrived = exchanged(rows, layout.sent, layout.received, self.group)
+        arrived = exchanged(rows, layout.sent, layout.received, self.group, fp8=self.fp8)
         done = self._work(arrived[layout.grouped], layout.per_expert)[inverse(layout.grouped)]
-        home = exchanged(done, layout.received, layout.sent, self.group)
+        home = exchanged(done, layout.received, layout.sent, self.group, fp8_back=self.fp8)
         back = returned(home, layout.order, self.top_k)
         return (back * weights.unsqueeze(-1)).sum(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
 from suites.expert import issued
 from suites.expert.issued import WORD_BYTES
-from suites.expert.layer import Sharded, Unsharded
+from suites.expert.layer import Sharded, Unsharded, UnshardedFp8
 from suites.expert.routing import Shape, column, counts, matrix, preference, top_k, uniform
 from suites.expert.tokens import rows_of
 
@@ -195,6 +195,35 @@ class Experts(Technique[Sharded]):
         copies = wide + tokens * row if item < WORD_BYTES else 0
         held = self.router_bytes(dtype) + experts + tokens * row + routed + copies
         return held + max(forward, backward, last)
+
+
+class ExpertsFp8(Experts):
+    """The same with a dispatch in fp8. Blocks of a row are of different sizes, so that each has its scale."""
+
+    alone = UnshardedFp8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made, hidden = self.made, torch.arange(self.made.shape.hidden, device=self.ctx.device)
+        sizes = 2.0 ** -(hidden // issued.BLOCK % 4)
+        lists = [[rows * sizes for rows in one] for one in (made.tokens, made.targets)]
+        self.made = replace(made, tokens=lists[0], targets=lists[1])
+
+    def sharded(self, dtype: torch.dtype) -> Sharded:
+        """This rank's part of it."""
+        model = super().sharded(dtype)
+        model.fp8 = True
+        return model
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Of the rows that come to this rank and go back, and of those in fp8 that it sends."""
+        shape, rank = self.made.shape, self.ctx.rank
+        rows = sum(column(self.sent, rank)), sum(self.sent[rank])
+        return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, *rows))]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Unknown."""
+        return "what rounds to fp8 is many of torch's operations here, and one kernel where one trains"
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:

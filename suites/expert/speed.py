@@ -21,6 +21,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Run, Seen, Technique
 from fixtures.ranks.study.parity import bits, equal
 from fixtures.ranks.study.pattern import Pattern, timed
+from suites.expert.fp8 import packed, pattern, unpacked
 from suites.expert.issued import there_and_back
 from suites.expert.layer import Group
 from suites.expert.routing import Shape, column, even_tables
@@ -66,26 +67,35 @@ class Traffic(Technique[None]):
         self.rows = self.token.argsort(stable=True)
         each = own.sum(1)
         self.first_row = each.cumsum(0) - each
-        self.x = self.tokens_of(self.ctx.rank)
-        self.arrived = self.x.new_empty(sum(self.received), self.hidden)
-        self.back = self.x.new_empty(sum(self.sent), self.hidden)
+        self.given = self.x = self.right_of(self.ctx.rank)
         here = [one[:, self.ctx.rank].to(self.ctx.device) for one in self.goes]
-        self.right = torch.cat([self.tokens_of(rank)[comes] for rank, comes in enumerate(here)])
+        self.right = torch.cat([self.right_of(rank)[comes] for rank, comes in enumerate(here)])
+        self.arrived = torch.empty_like(self.right)
+        self.back = self.x.new_empty(sum(self.sent), self.hidden)
 
-    def tokens_of(self, rank: int) -> Tensor:
-        """Write down any rank's tokens: a finite pattern in every element."""
+    def right_of(self, rank: int) -> Tensor:
+        """Write down any rank's tokens as they arrive: a finite pattern in every element."""
+        return (self.words_of(rank) & _FINITE).view(torch.bfloat16)
+
+    def words_of(self, rank: int) -> Tensor:
+        """Draw 16 bits for each element of any rank's tokens."""
         count = len(self.goes[rank])
         words = stream(self.ctx, rank, _ROWS, count * self.hidden // 4).view(torch.int16)
-        return (words & _FINITE).view(torch.bfloat16).view(count, self.hidden)
+        return words.view(count, self.hidden)
 
     def dispatch(self) -> Tensor:
         """Gather and send."""
-        dist.all_to_all_single(self.arrived, self.x[self.token], self.received, self.sent, group=self.group)
+        rows = self.given[self.token]
+        dist.all_to_all_single(self.arrived, rows, self.received, self.sent, group=self.group)
         return self.arrived
+
+    def work(self) -> None:
+        """Experts give back what they were given."""
+        self.worked = self.arrived
 
     def combine(self) -> Tensor:
         """Send back and add up, in the dtype of the tokens; give what came back."""
-        dist.all_to_all_single(self.back, self.arrived, self.sent, self.received, group=self.group)
+        dist.all_to_all_single(self.back, self.worked, self.sent, self.received, group=self.group)
         self.summed()
         return self.back
 
@@ -97,7 +107,10 @@ class Traffic(Technique[None]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
         """Dispatch and combine."""
         with seen():
-            arrived, back = self.dispatch().clone(), self.combine().clone()
+            arrived = self.dispatch().clone()
+        self.work()
+        with seen():
+            back = self.combine().clone()
         return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
@@ -122,11 +135,40 @@ class Traffic(Technique[None]):
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
         """Time dispatch and then combine; `ctx` is that of everybody who takes part in an iteration."""
         ways = {
-            f"dispatch{name}": Watched(self.dispatch, self.right),
-            f"combine{name}": Watched(self.combine, self.x[self.token]),
+            f"dispatch{name}": (Watched(self.dispatch, self.right), self.right.nbytes),
+            f"combine{name}": (Watched(self.combine, self.x[self.token]), self.worked.nbytes),
         }
-        received_bytes = self.right.numel() * self.right.element_size()
-        return paced(ctx, ways, received_bytes, iterations, budget_s)
+        return paced(ctx, ways, iterations, budget_s)
+
+
+class TrafficFp8(Traffic):
+    """The same with a dispatch in fp8: bytes that are written down, and found by quantising what they mean.
+
+    DeepEP's own benchmark is handed tokens in fp8 as well, so that is no part of the time.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.x = unpacked(self.given, TRAINED)
+        self.given = packed(self.x)
+        self.back = self.x.new_empty(len(self.token), self.hidden)
+
+    def right_of(self, rank: int) -> Tensor:
+        """Write down the bytes of any rank's tokens."""
+        return pattern(self.words_of(rank))
+
+    def work(self) -> None:
+        """Experts give back what that means, in bf16."""
+        self.worked = unpacked(self.arrived, TRAINED)
+
+    def forms(self, dtype: torch.dtype) -> Sequence[Form]:
+        """Rows in fp8 there, and as many in bf16 as came back."""
+        return [Form(there_and_back(self.hidden, sum(self.received), sum(self.sent)))]
+
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Copies of the rows that came, what they mean, and copies of those that came back, or sums."""
+        rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
+        return self.right.nbytes + rows * self.hidden * dtype.itemsize
 
 
 class Watched:
@@ -169,15 +211,15 @@ class Watched:
 
 
 def paced(
-    ctx: Context, ways: Mapping[str, Watched], received_bytes: int, iterations: int, budget_s: float
+    ctx: Context, ways: Mapping[str, tuple[Watched, int]], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Time each way: parity of all its iterations, samples, and figures for so many received bytes."""
+    """Time each way: parity of all its iterations, samples, and figures for its bytes."""
     found: dict[str, Any] = {"parity": [], "samples": iterations, "figures": {}}
-    for name, way in ways.items():
+    for name, (way, size_bytes) in ways.items():
         seconds = timed_together(ctx, way, name, iterations, budget_s / len(ways))
         found["parity"].append(way.entry(name))
         found["samples"] = min(len(seconds), found["samples"])
-        found["figures"] |= figures(name, seconds, received_bytes)
+        found["figures"] |= figures(name, seconds, size_bytes)
     return found
 
 

@@ -24,11 +24,11 @@ from suites.expert.engine import Carried, Carrying, load, paces
 from suites.expert.groups import nodes_of
 from suites.expert.issued import attention_ranks, capacity_of, sizes_in
 from suites.expert.limited import Limited
-from suites.expert.parity import Experts, fit_layer, layer
+from suites.expert.parity import Experts, ExpertsFp8, fit_layer, layer
 from suites.expert.parts import every_size
 from suites.expert.routing import Shape, imbalance, scaled
-from suites.expert.speed import Traffic, even_traffic
-from suites.expert.tokens import RoundTrip, enlarged, exact
+from suites.expert.speed import Traffic, TrafficFp8, even_traffic
+from suites.expert.tokens import RoundTrip, enlarged, exact, exact_fp8
 
 
 @step
@@ -42,16 +42,17 @@ def dispatch_combine(ctx: Context, *, routing: str, words: int, **sizes: int) ->
 
 
 @step
-def parity(ctx: Context, *, routing: str, **sizes: int) -> dict[str, Any]:
+def parity(ctx: Context, *, routing: str, fp8: bool = False, **sizes: int) -> dict[str, Any]:
     """A mixture of experts, forward and backward, against the unsharded one with everybody's tokens.
 
     all_to_all: E counts; rows there and back; their gradients there and back: 8 E + 2 W (k T_r + R_r) bytes
     in 5 calls. all_reduce: the router's gradient, hidden x E, in fp32 at least; an expert's is whole where
-    the expert is.
+    the expert is. With `fp8` what goes to experts has hidden (1 + 4 / 128) bytes a row in place of W, and is
+    rounded like that in the unsharded model (`fp8`, with sources).
     """
     shape = Shape.dealt(ctx.size, **sizes)
     fit_layer(ctx, shape)
-    made = Experts(ctx, layer(ctx, routing, shape))
+    made = (ExpertsFp8 if fp8 else Experts)(ctx, layer(ctx, routing, shape))
     if ctx.at_size:
         told = at_size(ctx, made)
         return {**told, "figures": {**told["figures"], "imbalance": imbalance(made.sent)}}
@@ -98,19 +99,27 @@ def group_limited(ctx: Context, *, words: int, most_nodes: int, groups: int, **s
 
 @step
 def throughput(
-    ctx: Context, *, sizes: dict[str, list[int]], experts_per_rank: int, iterations: int, budget_s: float
+    ctx: Context,
+    *,
+    sizes: dict[str, list[int]],
+    experts_per_rank: int,
+    iterations: int,
+    budget_s: float,
+    fp8: bool = False,
 ) -> dict[str, Any]:
     """Bandwidth and latency of dispatch and combine; `sizes` has tokens, hidden and top-k by kind of device.
 
     A rank receives a token once, however many of its experts it has (DeepEP's recv_x): bytes are those rows x
-    hidden x 2 (bf16), the rank's own included; an iteration took as long as its slowest rank.
+    hidden x 2 (bf16), the rank's own included; an iteration took as long as its slowest rank. With `fp8` what
+    is dispatched has hidden (1 + 4 / 128) bytes a row, and what is combined hidden x 2.
     """
     count, hidden, top_k = sizes[ctx.device.type]
     shape = Shape(count, hidden, 1, experts_per_rank * ctx.size, top_k)
     shape.refuse(ctx.size)
-    work = Traffic(ctx, even_traffic(ctx.seed, ctx.size, shape), hidden)
+    work = (TrafficFp8 if fp8 else Traffic)(ctx, even_traffic(ctx.seed, ctx.size, shape), hidden)
     told, timed = answer(study(ctx, work)), work.timed(ctx, iterations, budget_s)
-    return {**told, **timed, "parity": told["parity"] + timed["parity"], **exact(ctx, work.exact())}
+    sent = exact_fp8(ctx, work.matrix, hidden) if fp8 else exact(ctx, work.exact())
+    return {**told, **timed, "parity": told["parity"] + timed["parity"], **sent}
 
 
 @step
@@ -214,8 +223,9 @@ def m2n_speed(
 
 def _held(ctx: Context, technique: RoundTrip | Experts, words: int, **figures: float) -> dict[str, Any]:
     """Hold a technique to everything; then what it sends, rows of so many words, carries every payload."""
+    fp8, sent = isinstance(technique, ExpertsFp8), technique.sent
     return {
         **answer(study(ctx, technique)),
-        "figures": {"imbalance": imbalance(technique.sent), **figures},
-        **exact(ctx, enlarged(ctx, technique.sent, words)),
+        "figures": {"imbalance": imbalance(sent), **figures},
+        **(exact_fp8(ctx, sent, words) if fp8 else exact(ctx, enlarged(ctx, sent, words))),
     }

@@ -46,9 +46,9 @@ KIB = 1 << 10
 EDGES = {kind: [256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB] for kind in ("cpu", "cuda")}
 
 
-def sized(step: str, entry: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
+def sized(step: str, entry: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
     """Plan a step whose sizes are an entry of the hardware file where there is one."""
-    case = case_of(step, entry, sizes=SIZES[entry], experts_per_rank=8, **TIMED, **more)
+    case = case_of(step, entry, *words, sizes=SIZES[entry], experts_per_rank=8, **TIMED, **more)
     return replace(case, sized=entry)
 
 
@@ -75,6 +75,18 @@ PARITY = [
     case_of("expert.parity", kind, routing=kind, hidden=48, inner=24, **LAYER, holds=OF_LAYER)
     for kind in ROUTINGS
 ]
+PARITY_FP8 = [
+    case_of(
+        "expert.parity",
+        "fp8",
+        routing="skewed",
+        hidden=256,
+        inner=24,
+        fp8=True,
+        **LAYER,
+        holds=held(parity=10, repeat=10, traffic=4, memory=4, delivered=4),
+    )
+]
 # Skewed tokens are too many for some experts, balanced ones for none.
 CAPPED = [
     replace(
@@ -92,6 +104,13 @@ GROUPS = [
 ]
 OF_SPEED = held(parity=4, repeat=2, traffic=1, memory=0, peaks=1, delivered=1)
 NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
+# With a dispatch in fp8 the bytes are others, and its floors would be.
+NARROW = [
+    replace(
+        sized("expert.throughput", "normal", "fp8", fp8=True, holds=OF_SPEED),
+        selectors={"step": "expert.throughput in fp8"},
+    )
+]
 # At decode size the latency counts: a floor on bandwidth is for the other size and must not match this one.
 LATENCY = [
     replace(
@@ -167,7 +186,11 @@ AT_SIZE = [
     at_size("expert.parity", of_training, "training", routing="skewed", holds=LARGE),
     at_size("expert.parity", of_decoding, "decoding", routing="balanced", holds=LARGE),
 ]
-ALL = [*TOKENS, *ODD, *PARITY, *CAPPED, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE]
+FP8 = [*PARITY_FP8, *NARROW]
+ALL = [
+    *(*TOKENS, *ODD, *PARITY, *CAPPED, *GROUPS, *DIVIDED, *PING_PONG, *NORMAL, *LATENCY, *PATTERN, *ENGINE),
+    *FP8,
+]
 
 
 @over(ALL, INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)
@@ -183,7 +206,7 @@ def test_traffic_is_the_closed_form(check: Check) -> None:
 
 
 @over(
-    [*TOKENS, *ODD, *PARITY, *CAPPED, *NORMAL, *LATENCY, *DIVIDED, *ENGINE],
+    [*TOKENS, *ODD, *PARITY, *CAPPED, *NORMAL, *LATENCY, *DIVIDED, *ENGINE, *FP8],
     INSIDE,
     NETWORK,
     ask=requests.step,
@@ -227,7 +250,7 @@ def test_time_holds_its_formula(check: Check) -> None:
 
 
 @over(
-    [*TOKENS, *ODD, *PARITY, *CAPPED, *GROUPS, *NORMAL, *LATENCY, *DIVIDED, *PATTERN],
+    [*TOKENS, *ODD, *PARITY, *CAPPED, *GROUPS, *NORMAL, *LATENCY, *DIVIDED, *PATTERN, *FP8],
     INSIDE,
     NETWORK,
     ask=requests.step,

@@ -17,7 +17,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
 from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, moved, timed
-from suites.expert.issued import TAGS, WORD_BYTES, round_trip
+from suites.expert.issued import TAGS, WORD_BYTES, fp8_bytes, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, scaled, tables, transposed
 
@@ -142,13 +142,23 @@ def exact(
     Of n ranks the most that one sends another is p bytes. An even all_to_all of n p bytes sends p from each
     to each, so that on no wire an uneven one has more to do: its limit is that of the even one.
     """
-    ways = {"dispatch": there, "combine": transposed(there)}
-    exchanges = [
-        Dealt(ctx, f"{what} {way}", words, among=among, dtype=dtype)
-        for dtype in PAYLOADS
-        for way, words in ways.items()
-    ]
+    ways = [(f"{what} dispatch", there), (f"{what} combine", transposed(there))]
+    return _carried(ctx, [(*way, dtype) for dtype in PAYLOADS for way in ways], what, among)
+
+
+def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int, what: str = "expert") -> dict[str, Any]:
+    """The same through a dispatch in fp8, by its bytes, and a combine in bf16."""
+    row_bytes = fp8_bytes(hidden)
+    times = enlargement(ctx, even_items(rows) * row_bytes)
+    there, back = scaled(rows, times * row_bytes), scaled(transposed(rows), times * hidden)
+    return _carried(ctx, [(f"{what} dispatch", there, "uint8"), (f"{what} combine", back, "bf16")], what)
+
+
+def _carried(
+    ctx: Context, ways: Sequence[tuple[str, list[list[int]], str]], what: str, among: Among | None = None
+) -> dict[str, Any]:
+    exchanges = [Dealt(ctx, way, items, among=among, dtype=dtype) for way, items, dtype in ways]
     found = timed(ctx, Pattern(exchanges), what)
-    most = even_items(there)
-    even = [Move("all_to_all", most * format_of(dtype).item_bytes, among) for dtype in PAYLOADS for _ in ways]
+    sizes = [even_items(items) * format_of(dtype).item_bytes for _, items, dtype in ways]
+    even = [Move("all_to_all", size, among) for size in sizes]
     return {"wrong": found.wrong, **moved(ctx, even, found.seconds, what)}

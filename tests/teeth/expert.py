@@ -5,34 +5,41 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from suites.expert import layer, speed
 from tests.suites.expert.deep_ep_stub import Buffer
 from tests.teeth.bug import Bug
 from tests.teeth.patches import narrow
 from tests.teeth.patches.expert import (
     after,
+    all_in_fp8,
     alone,
     backwards,
     best_alone,
     both_twice,
+    cut_to_fp8,
     drop_last_row,
     flip,
     flip_number,
     flip_received,
     flipped,
     from_the_end,
+    gradients_in_bf16,
     last_rank_left_out,
     last_unwritten,
     local_alone,
     mean,
     mean_of_one,
     neighbours_expert,
+    never_in_fp8,
     nothing,
+    of_next_block,
     overwrites,
     rounded,
     sent,
     stale,
     swap,
     twice,
+    unscaled,
     unweighed,
     upside_down,
     widened,
@@ -66,6 +73,8 @@ MOVED = {
     for run, kind in RUNS.items()
     for number, rows in enumerate(ROWS)
 }
+NARROW = {**SPEED, "sizes": {"cpu": [16, 256, 2]}, "fp8": True}
+PARITY_FP8 = {**PARITY, "hidden": 256, "fp8": True}
 DIVIDED = {**SPEED, "group_sizes": {"cpu": [2]}}
 ENGINE = {**PARITY, **SPEED, "hidden": 32, "module": "tests.suites.expert.deep_ep_stub"}
 
@@ -73,6 +82,7 @@ DROPPED, FLIPPED = after("all_to_all_single", drop_last_row), after("all_to_all_
 TWICE = swap(dist, "all_to_all_single", twice)
 BACKWARDS = swap(torch.Tensor, "argsort", backwards)
 ROWS_KEPT = received_kept("all_to_all_single")
+COMBINED_IN_FP8 = swap(dist, "all_to_all_single", all_in_fp8)
 UNWRITTEN = after("all_to_all_single", last_unwritten)
 BUGS = [
     Bug("a token that does not fit is dropped", "expert.dispatch_combine", TOKENS, DROPPED, ("parity",)),
@@ -172,6 +182,35 @@ BUGS = [
         flip_number(6),  # two runs have two each; one is sent before the clock starts
         ("parity",),
     ),
+    *(
+        Bug(f"{name} (fp8)", step, parameters, patch, red)
+        for step, parameters, owner in (
+            ("expert.parity", PARITY_FP8, layer),
+            ("expert.throughput", NARROW, speed),
+        )
+        for name, patch, red in (
+            ("a scale is that of the next block", swap(owner, "packed", of_next_block), ("parity",)),
+            ("scales are left out", swap(owner, "unpacked", unscaled), ("parity",)),
+            ("a low bit is always flipped", FLIPPED, ("wrong", "parity")),
+            ("a low bit is flipped once", flip_number(0), ("repeat",)),
+            ("every exchange is issued twice", TWICE, ("traffic",)),
+        )
+    ),
+    *(
+        Bug(name, "expert.parity", PARITY_FP8, patch, red)
+        for name, patch, red in (
+            ("digits are cut off", swap(layer, "packed", cut_to_fp8), ("parity",)),
+            ("nothing is sent in fp8", swap(layer, "exchange", never_in_fp8), ("parity", "traffic")),
+            (
+                "gradients are sent in bf16",
+                swap(layer, "exchanged", gradients_in_bf16),
+                ("parity", "traffic"),
+            ),
+            ("rows are combined in fp8", COMBINED_IN_FP8, ("parity", "traffic")),
+        )
+    ),
+    Bug("rows are combined in fp8", "expert.throughput", NARROW, COMBINED_IN_FP8, ("traffic",)),
+    Bug("dispatched rows in fp8 are kept", "expert.throughput", NARROW, ROWS_KEPT, ("memory",)),
     Bug("a token that does not fit is dropped", "expert.groups", DIVIDED, DROPPED, ("parity",), size=4),
     Bug("a low bit is always flipped", "expert.groups", DIVIDED, FLIPPED, ("wrong", "parity"), size=4),
     Bug("a low bit is flipped once", "expert.groups", DIVIDED, flip_number(0), ("repeat",), size=4),

@@ -135,7 +135,7 @@ class LayerSection(Section):
     """What an expert layer moves: tokens of a rank, their width, and how many experts each has."""
 
     tokens: _Length
-    hidden: Annotated[int, Field(ge=8, le=1 << 17, multiple_of=8)]  # rows of bf16 in words of 16 bytes
+    hidden: Annotated[int, Field(ge=128, le=1 << 17, multiple_of=128)]  # blocks of fp8 with a scale each
     top_k: Annotated[int, Field(ge=1, le=16)]  # two ranks of the steps have 16 experts
 
 

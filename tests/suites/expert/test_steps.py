@@ -26,12 +26,12 @@ from suites.expert.routing import (
     transposed,
     uniform,
 )
-from suites.expert.speed import Traffic, even_traffic
+from suites.expert.speed import Traffic, TrafficFp8, even_traffic
 from suites.expert.test_expert import ROUTINGS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import assert_green
-from tests.teeth.expert import APART, CAPPED, LIMITED, PARITY, PATTERN, SPEED, TOKENS
+from tests.teeth.expert import APART, CAPPED, LIMITED, NARROW, PARITY, PARITY_FP8, PATTERN, SPEED, TOKENS
 
 SIZES = (2, 8, 64)
 STEPS: list[tuple[str, dict[str, Any]]] = [
@@ -40,9 +40,14 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     ("expert.group_limited", LIMITED),
     *(("expert.m2n", {**APART, "routing": "skewed", "micro_batches": m}) for m in (1, 2, 3)),
     *(("expert.capacity", {**CAPPED, "routing": kind}) for kind in ("skewed", "zero_tokens")),
+    *(("expert.parity", {**PARITY_FP8, "routing": kind}) for kind in ("skewed", "zero_tokens")),
 ]
 HELD = ("expert.parity", "expert.capacity", "expert.dispatch_combine")
-TIMED: list[tuple[str, dict[str, Any]]] = [("expert.throughput", SPEED), ("expert.m2n_speed", PATTERN)]
+TIMED: list[tuple[str, dict[str, Any]]] = [
+    ("expert.throughput", SPEED),
+    ("expert.m2n_speed", PATTERN),
+    ("expert.throughput", NARROW),
+]
 
 
 def test_every_part_of_every_step_holds() -> None:
@@ -68,6 +73,8 @@ def test_every_part_of_every_step_holds() -> None:
         for one in results[0]["moved"]:
             assert max(size for _, size, _ in one["moves"]) >= LARGEST_BYTES["cpu"]
             assert len(one["seconds"]) == ITERATIONS
+    (dispatch, combine) = found[-1][0]["moved"][0]["moves"]
+    assert (dispatch[1] * 2 * 128, dispatch[0]) == (combine[1] * (128 + 4), "all_to_all")  # fp8, and bf16
     (pairs,) = found[len(STEPS) + 1][0]["moved"]
     assert (pairs["name"], pairs["moves"]) == ("4096 bytes", [["all_to_all", 4 * 4096, []]] * 2)
 
@@ -103,11 +110,12 @@ def issued(technique: Technique[None]) -> list[dict[str, Any]]:
     return technique.traffic(dtype, run_once(technique, dtype).seen)
 
 
+@pytest.mark.parametrize("kind", [Traffic, TrafficFp8])
 @pytest.mark.parametrize("ranks", [8, 64])
-def test_timed_exchanges_issue_the_closed_form_in_fake_worlds(ranks: int) -> None:
+def test_timed_exchanges_issue_the_closed_form_in_fake_worlds(ranks: int, kind: type[Traffic]) -> None:
     def speed(size: int, rank: int) -> Accounts:
-        goes = even_traffic(7, size, Shape(8, 32, 1, 2 * size, 2))
-        return [("speed", issued(Traffic(context(rank, size), goes, 32)), [])]
+        goes = even_traffic(7, size, Shape(8, 128, 1, 2 * size, 2))
+        return [("speed", issued(kind(context(rank, size), goes, 128)), [])]
 
     found = fake_world(ranks, 0, speed)
     assert_closed_forms(found, 1)

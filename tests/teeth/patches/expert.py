@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from suites.expert.fp8 import packed, unpacked
 from tests.suites.expert.deep_ep_stub import Buffer
 from tests.teeth.bug import Patch, replaced
 
@@ -167,6 +168,61 @@ def widened(real: Call) -> Call:
         return output.copy_(wide)
 
     return patched
+
+
+def of_next_block(real: Call) -> Call:
+    """A block travels with the scale of the one behind it."""
+
+    def patched(rows: torch.Tensor) -> torch.Tensor:
+        hidden, found = rows.shape[-1], real(rows)
+        return torch.cat([found[..., :hidden], found[..., hidden:].roll(-4, -1)], dim=-1)
+
+    return patched
+
+
+def unscaled(real: Call) -> Call:
+    """What has come is read as if every scale were 1."""
+
+    def patched(came: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        hidden = came.shape[-1] * 32 // 33
+        ones = torch.ones(*came.shape[:-1], hidden // 128)
+        found: torch.Tensor = real(torch.cat([came[..., :hidden], ones.view(torch.uint8)], dim=-1), dtype)
+        return found
+
+    return patched
+
+
+def cut_to_fp8(real: Call) -> Call:
+    """Digits that e4m3 does not have are cut off, and not rounded."""
+
+    def patched(rows: torch.Tensor) -> torch.Tensor:
+        found, hidden = real(rows), rows.shape[-1]
+        too_far = unpacked(found, torch.float64).abs() > rows.double().abs()
+        return torch.cat([found[..., :hidden] - too_far.to(torch.uint8), found[..., hidden:]], dim=-1)
+
+    return patched
+
+
+def all_in_fp8(real: Call) -> Call:
+    """Also what is combined."""
+
+    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
+        if not rows.is_floating_point() or rows.dim() != 2:
+            return real(output, rows, *splits, **group)
+        sent = packed(rows)
+        came = sent.new_empty(len(output), sent.shape[-1])
+        real(came, sent, *splits, **group)
+        return output.copy_(unpacked(came, output.dtype))
+
+    return patched
+
+
+def never_in_fp8(real: Call) -> Call:
+    return lambda rows, sent, received, group=None, *_: real(rows, sent, received, group)
+
+
+def gradients_in_bf16(real: Call) -> Call:
+    return lambda *args, fp8=False, fp8_back=False: real(*args, fp8=fp8)
 
 
 def overwrites(real: Call) -> Call:

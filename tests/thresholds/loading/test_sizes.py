@@ -64,7 +64,7 @@ def test_tables_are_read_as_they_stand() -> None:
         ),
         (EXPERTS, "tokens = 4096, ", "", 1, "experts.normal.tokens is missing"),
         (EXPERTS, "tokens = 128", "tokens = 0", 2, "experts.low_latency.tokens"),
-        (EXPERTS, "7168, top_k = 8 }\nm2n", "7164, top_k = 8 }\nm2n", 2, "multiple of 8"),
+        (EXPERTS, "7168, top_k = 8 }\nm2n", "7160, top_k = 8 }\nm2n", 2, "multiple of 128"),
         (EXPERTS, "top_k = 8 }\nlow", "top_k = 17 }\nlow", 1, "experts.normal.top_k"),
         (EXPERTS, '["256KiB", "2MiB"]', "[]", 3, "experts.m2n"),
         (EXPERTS, '"256KiB"', '"12B"', 3, "multiples of 8B"),
