@@ -99,6 +99,10 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
         right = small_sums(self.given, self.ctx.rank)
         return [*arrival(self.given, found, self.ctx.rank), parity.equal("tokens at home", home, right)]
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Unknown."""
+        return "the engine's buffers are its own"
+
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What the engine's kernels send, torch cannot count."""
         return []

@@ -89,6 +89,10 @@ class Apart(Technique[Log]):
         """The co-located model, on this rank."""
         return self.named(self.made[dtype].expected(self.ctx.rank, self.ctx.size))
 
+    def peak(self, dtype: torch.dtype) -> int | str:
+        """Nothing that anybody could keep too long."""
+        return "a pass keeps all rows itself: what came to be compared, and what was sent until its end"
+
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Counts and rows to and from every peer."""
         made = self.made[dtype]

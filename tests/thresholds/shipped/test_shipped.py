@@ -214,3 +214,13 @@ def test_a_shift_is_not_held_to_the_share_of_another_fabric(name: str) -> None:
         good = 0.84 * bound(asked, FILES[name].line_rate)
         assert not find(FILES[name], "busbw", asked).fabrics
         assert outcome(FILES[name], "busbw", asked, good) is Outcome.PASS
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16])
+def test_kernels_of_an_engine_are_held_to_what_torchs_own_exchange_of_the_same_rows_is(nodes: int) -> None:
+    place: Case = {"path": "network", "nodes": nodes, "ranks_per_node": 8}
+    floors = [
+        find(FILES["h100-sxm5-ndr400"], "dispatch", {**place, "step": step}).value
+        for step in ("expert.throughput", "expert.deepep")
+    ]
+    assert floors[0] == floors[1]
