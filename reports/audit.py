@@ -14,6 +14,7 @@ from reports.record import (
     CheckRecord,
     EndRecord,
     Judgement,
+    NodeRecord,
     Outcome,
     PlannedCheck,
     PlanRecord,
@@ -192,6 +193,13 @@ def _missing(checks: Sequence[CheckRecord], planned: Sequence[PlannedCheck]) -> 
 def head(records: Iterable[Record]) -> RunRecord | None:
     """The run record, if the journal has one."""
     return next((record for record in records if isinstance(record, RunRecord)), None)
+
+
+def notes(records: Sequence[Record]) -> tuple[str, ...]:
+    """What a reader must know first: what the run says of itself, and what the files of its nodes judge."""
+    run, nodes = head(records), [record for record in records if isinstance(record, NodeRecord)]
+    files = [f"{node.hardware} judges {said}" for node in nodes if (said := node.facts.get("judges"))]
+    return tuple(dict.fromkeys((*(run.notes if run else ()), *files)))
 
 
 def cut_short(records: Sequence[Record]) -> str:

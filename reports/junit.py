@@ -18,7 +18,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 from junitparser.xunit2 import TestCase
 
 from reports import junit_text
-from reports.audit import head
+from reports.audit import head, notes
 from reports.begin import CASES, RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.junit_text import Sources
@@ -53,7 +53,7 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str
         told += [*_check_cases(checks, path.parent.absolute(), sources), *_unreported_cases(verdict)]
     run = head(records)
     suite = TestSuite("shakedown")
-    for name, value in (*junit_text.suite_properties(run, verdict), *sources.properties()):
+    for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *sources.properties()):
         if value:
             suite.add_property(_text(name), _text(value))
     suite.add_testcases([_element(case) for case in told])

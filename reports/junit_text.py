@@ -14,7 +14,9 @@ from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
 _PASSING_TAIL, _FAILING_TAIL = 480, 45_000
 
 
-def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tuple[str, str]]:
+def suite_properties(
+    run: RunRecord | None, verdict: RunVerdict, notes: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """Properties of the whole run."""
     yield "run", verdict.run_id
     yield "workload", verdict.workload
@@ -26,7 +28,7 @@ def suite_properties(run: RunRecord | None, verdict: RunVerdict) -> Iterator[tup
         yield "command", " ".join(run.command)
         yield "hosts", ", ".join(run.hosts)
         yield from ((f"version.{name}", version) for name, version in run.versions.items())
-        yield from ((f"note.{number}", note) for number, note in enumerate(run.notes, start=1))
+    yield from ((f"note.{number}", note) for number, note in enumerate(notes, start=1))
 
 
 class Sources:

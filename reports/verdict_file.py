@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from reports.audit import head
+from reports.audit import head, notes
 from reports.decision import NodeVerdict, RunVerdict, exit_status
 from reports.record import ORIGIN, CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
@@ -129,7 +129,7 @@ def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
         "selection": verdict.selection,
         "cut_short": verdict.cut_short,
         "refusals": verdict.refusals,
-        "notes": run.notes if run else (),
+        "notes": notes(records),
         "taken_over": _taken_over(records),
         "versions": run.versions if run else {},
     }

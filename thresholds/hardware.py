@@ -129,7 +129,7 @@ MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2
 
 @dataclass(frozen=True)
 class Hardware:
-    """A checked hardware file. `judges` says what a file without accelerators honestly judges.
+    """A checked hardware file. `judges` says what a file honestly judges that cannot judge all.
 
     Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
     `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are held

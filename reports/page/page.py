@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reports import notation
-from reports.audit import head
+from reports.audit import head, notes
 from reports.begin import FAMILIES
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
@@ -154,6 +154,7 @@ class Page:
     verdict: RunVerdict
     run: RunRecord | None
     end: EndRecord | None
+    notes: tuple[str, ...]
     spent: tuple[str, ...]  # where the time went
     counts: Mapping[str, int]  # of checks
     answers: tuple[Answer, ...]
@@ -186,6 +187,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         verdict=verdict,
         run=head(records),
         end=next((record for record in records if isinstance(record, EndRecord)), None),
+        notes=notes(records),
         spent=tuple(spent(records)),
         counts=check_counts(verdict),
         answers=_answers(verdict),

@@ -6,9 +6,18 @@ from pathlib import Path
 
 from reports import verdict_file
 from reports.decision import decide
-from reports.record import CheckRecord, EndRecord, Outcome, Repeat
+from reports.record import CheckRecord, EndRecord, NodeRecord, Outcome, Record, Repeat
 from tests.reports import making
 from tests.reports.making import PAIR, check, green, green_checks, journal_of
+
+
+def test_what_a_file_cannot_judge_is_said_also_where_the_file_was_not_named(tmp_path: Path) -> None:
+    said = "trays alone"
+    nodes = [NodeRecord(name, "ready", hardware="gb", facts={"judges": said}) for name in making.NODES]
+    records: list[Record] = [making.run(notes=("read me", f"other judges {said}")), *nodes, making.end()]
+    verdict_file.write(tmp_path / "verdict.json", records, decide(records))
+    notes = json.loads((tmp_path / "verdict.json").read_text())["run"]["notes"]
+    assert notes == ["read me", "other judges trays alone", "gb judges trays alone"]
 
 
 def test_the_verdict_file_says_everything_that_a_gate_needs(tmp_path: Path) -> None:

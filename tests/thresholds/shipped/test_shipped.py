@@ -174,9 +174,10 @@ def test_a_fabric_of_half_the_rate_misses_the_floor_of_a_bisection_unless_the_fi
     assert blind == {"aws-p3dn", "gcp-a3-high", "oci-a100-40", "oci-a100-80"}
 
 
-def test_files_without_accelerators_say_what_they_honestly_judge() -> None:
+def test_files_that_cannot_judge_all_say_what_they_honestly_judge() -> None:
     assert "no acceptance of GPU hardware" in FILES["cpu-local"].judges
     assert "no GPU hardware" in FILES["lab-200mbit"].judges
+    assert "NVLink between trays" in FILES["gb200-nvl72-ndr400"].judges
     assert not FILES["lab-200mbit"].auto
     assert not FILES["lab-200mbit"].shared  # its ranks have each other's cores, and would excuse a slow link
 
