@@ -14,15 +14,14 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import at_size
-from fixtures.ranks.study.driver import EXACT, Entries, Form, answer, study
+from fixtures.ranks.study.driver import EXACT, Form, answer, study
 from fixtures.ranks.study.pattern import Move, sent
 from fixtures.ranks.study.traffic import Expected
 from suites.mesh import placement
-from suites.zero import ceilings, issued
-from suites.zero.ceilings import SAVED_BY_BLOCK
+from suites.zero import held, issued
 from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.issued import gathered_and_reduced, of_stage
-from suites.zero.training import Held, Task, Trained
+from suites.zero.training import Task, Trained
 from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer
 
 ITEM = EXACT.itemsize
@@ -35,8 +34,6 @@ def replicated(
     *,
     buckets: int = 0,
     variant: str = "",
-    held: Held[Replicated] | None = None,
-    saved: int = SAVED_BY_BLOCK,
 ) -> Trained[Replicated]:
     """DDP with a bucket for each block, or with so many `buckets`."""
     count = buckets or task.layers
@@ -45,36 +42,30 @@ def replicated(
         task,
         lambda dtype: engine(task, dtype, bucket * dtype.itemsize),
         lambda item: {"all_reduce": (count, item * task.elements)},
-        held or (lambda made, item: holds(made, *[item * task.elements] * 3)),
+        partial(held.replicated, task.sizes),
+        states,
         variant,
-        most=ceilings.replicated(task, saved=saved),
     )
 
 
 def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
     """DDP whose optimizer broadcasts what each rank updated: so many elements each, or one fp32 number."""
-    rank = task.ctx.rank
-
-    def held(engine: ShardedOptimizer, item: int) -> Entries:
-        return holds(engine, item * task.elements, item * task.elements, item * shares[rank])
-
     return Trained(
         task,
         lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
         lambda item: issued.owned(shares, task.layers, item),
-        held,
-        most=ceilings.owned(task, shares[rank]),
+        partial(held.owned, shares[task.ctx.rank], task.sizes),
+        states,
     )
 
 
-def holds(engine: Replicated | FullySharded, params: int, grads: int, state: int) -> Entries:
-    """Compare what an engine of torch's holds now with the closed form."""
-    model, optimizer = engine.model, engine.optimizer
-    return [
-        memory.entry("params", memory.parameter_bytes(model), params),
-        memory.entry("grads", memory.gradient_bytes(model), grads),
-        memory.entry("optimizer", memory.optimizer_bytes(optimizer), state),
-    ]
+def states(engine: Replicated | FullySharded) -> dict[str, int]:
+    """What an engine of torch's holds now."""
+    return {
+        "params": memory.parameter_bytes(engine.model),
+        "grads": memory.gradient_bytes(engine.model),
+        "optimizer": memory.optimizer_bytes(engine.optimizer),
+    }
 
 
 def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
@@ -84,9 +75,9 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
             task,
             partial(STAGES[number], task),
             sharded(task, *of_stage(number, task.micro_batches)),
-            partial(_held, task, number),
+            partial(held.stage, number, task.sizes),
+            _flat_states,
             name,
-            most=ceilings.stage(task, number),
         )
         for name, task in tasks.items()
     ]
@@ -97,20 +88,15 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
     return {**told, **sent_sharded(plain, of_stage(number, 1)[0])}
 
 
-def _held(task: Task, number: int, engine: Zero1, item: int) -> Entries:
-    """Compare what a stage holds with shares of Psi; the last are of whole parameters, after forward."""
-    psi, found = item * task.elements, engine.held_bytes()
-    share, block = psi // task.ctx.size, psi // task.layers
-    whole = psi if number == 1 else block
-    kept, live, live_peak = (share, 0, block) if number == 3 else (psi, psi, psi)
-    return [
-        memory.entry("params", found["params"], kept),
-        memory.entry("grads", found["grads"], share),
-        memory.entry("grads before they are reduced", engine.gradient_peak_bytes, whole),
-        memory.entry("optimizer", memory.optimizer_bytes(engine.optimizer), share),
-        memory.entry("live unsharded", engine.live_bytes, live),
-        memory.entry("live unsharded at most", engine.live_peak_bytes, live_peak),
-    ]
+def _flat_states(engine: Zero1) -> dict[str, int]:
+    """What a stage holds; the last are whole parameters, after forward."""
+    return {
+        **engine.held_bytes(),
+        "grads before they are reduced": engine.gradient_peak_bytes,
+        "optimizer": memory.optimizer_bytes(engine.optimizer),
+        "live unsharded": engine.live_bytes,
+        "live unsharded at most": engine.live_peak_bytes,
+    }
 
 
 def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes: int) -> dict[str, Task]:
@@ -138,16 +124,10 @@ def sent_sharded(task: Task, gathers: int, reduced: int = ITEM, gathered: int = 
     return sent(task.ctx, moves + [Move("all_gather", gathered * block)] * gathers * layers)
 
 
-def sharded_holds(task: Task, shards: int, live: int = 0) -> Held[FullySharded]:
-    """Psi / shards of each state when resharded; `live` of the whole parameters after forward."""
-
-    def held(engine: FullySharded, item: int) -> Entries:
-        engine.reshard()
-        share = item * task.elements // shards
-        found = memory.entry("live unsharded", engine.live_bytes, live * item * task.elements)
-        return [*holds(engine, share, share, share), found]
-
-    return held
+def sharded_states(engine: FullySharded) -> dict[str, int]:
+    """Each state when resharded; of whole parameters those after forward."""
+    engine.reshard()
+    return {**states(engine), "live unsharded": engine.live_bytes}
 
 
 def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]:
@@ -157,12 +137,12 @@ def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]
             task,
             partial(FullySharded, task, mesh, reshard),
             sharded(task, gathers * task.micro_batches, task.micro_batches),
-            sharded_holds(task, task.ctx.size, live),
+            partial(held.sharded, task.ctx.size, task.sizes, kept=not reshard),
+            sharded_states,
             f"{variant}, {name}".removesuffix(", "),
-            most=ceilings.sharded(task, task.ctx.size, kept=not reshard),
         )
         for name, task in tasks.items()
-        for variant, reshard, gathers, live in (("resharded", True, 2, 0), ("kept", False, 1, 1))
+        for variant, reshard, gathers in (("resharded", True, 2), ("kept", False, 1))
     ]
     plain = tasks[""]
     if plain.ctx.at_size:
@@ -180,9 +160,8 @@ class Hybrid(Trained[FullySharded]):
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
         make = partial(FullySharded, task, mesh, True)
-        shards = mesh.size(1)
-        most = ceilings.sharded(task, shards)
-        super().__init__(task, make, sharded(task, 2), sharded_holds(task, shards), most=most)
+        holds = partial(held.sharded, mesh.size(1), task.sizes)
+        super().__init__(task, make, sharded(task, 2), holds, sharded_states)
         self.mesh = mesh
 
     def forms(self, dtype: torch.dtype) -> list[Form]:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.traffic import Traffic
+from suites.zero import held
 from suites.zero.training import Engine, Task, follow, loss_of, of_kind, optimizer_of, part_of, unsharded
 
 ITEM = WIDE.itemsize
@@ -102,20 +103,17 @@ class DeepSpeed(Engine):
         return self._whole(self.module.utils.safe_get_full_fp32_param)
 
     def held(self, task: Task) -> Entries:
-        """Psi or Psi / w of parameters, Psi / w of fp32 masters and of their state, no gradients."""
-        elements = task.elements
+        """Parameters, fp32 masters and their state, no gradients."""
         kept = [getattr(weight, "ds_tensor", weight) for weight in self.model.parameters()]
         names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
         masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
-        state = memory.optimizer_bytes(self.optimizer.optimizer)
-        params, share = elements * self.dtype.itemsize, ITEM * elements // task.ctx.size
-        params //= task.ctx.size if self.stage == 3 else 1
-        return [
-            memory.entry("params", sum(map(memory.tensor_bytes, kept)), params),
-            memory.entry("masters", sum(map(memory.tensor_bytes, masters)), share),
-            memory.entry("optimizer", state, share),
-            memory.entry("grads after the update", memory.gradient_bytes(self.model), 0),
-        ]
+        found = {
+            "params": sum(map(memory.tensor_bytes, kept)),
+            "masters": sum(map(memory.tensor_bytes, masters)),
+            "optimizer": memory.optimizer_bytes(self.optimizer.optimizer),
+            "grads after the update": memory.gradient_bytes(self.model),
+        }
+        return memory.entries(found, held.deepspeed(self.stage, task.sizes, self.dtype.itemsize))
 
     def close(self) -> None:
         """Let go of the groups that it made: the next case may be in another world."""

@@ -86,11 +86,17 @@ class _Run:
         return self.item * self.layers * self.block
 
     def tasks(self) -> Iterator[tuple[str, int, int, Calls]]:
-        """Name, blocks, micro-batches, and what clipping issues: the plain task, and that of a real run."""
-        micro_batches, clip = int(self.asked.get("micro_batches", 1)), float(self.asked.get("clip", 0.0))
-        yield "", self.layers, 1, {}
-        if micro_batches > 1 or clip:
-            yield _REAL, min(self.layers, 2), micro_batches, clipped(self.item) if clip else {}
+        """As well what clipping issues."""
+        for name, layers, micro_batches in tasks(self.asked):
+            yield name, layers, micro_batches, clipped(self.item) if name and self.asked.get("clip") else {}
+
+
+def tasks(asked: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Name, blocks, micro-batches: the plain task, and that of a real run."""
+    layers, micro_batches = int(asked["layers"]), int(asked.get("micro_batches", 1))
+    yield "", layers, 1
+    if micro_batches > 1 or asked.get("clip"):
+        yield _REAL, min(layers, 2), micro_batches
 
 
 def _ddp(run: _Run) -> dict[str, Calls]:
@@ -152,7 +158,7 @@ _STEPS: dict[str, Callable[[_Run], dict[str, Calls]]] = {
     "mixed_precision": _mixed(1, "", "accumulated"),
     "recompute": lambda run: {key: {"all_reduce": (run.layers, run.psi)} for key in ("recomputed", "kept")},
 }
-_CAST = ("fsdp_mixed", "mixed_precision")  # these run in bf16 alone
+CAST = ("fsdp_mixed", "mixed_precision")  # these run in bf16 alone
 _LARGE = {"ddp": {"bucket per block": ""}, "fsdp": {"resharded": "resharded"}}  # the others have one variant
 
 
@@ -169,7 +175,7 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         found = _STEPS[name](_Run({**asked, "micro_batches": 1}, per_node, block, TRAINED_BYTES))
         labels = _LARGE.get(name) or dict(zip(found, found, strict=True))
         return {(label, ""): found[variant] for variant, label in labels.items()}
-    items = {"bf16": TRAINED_BYTES} if name in _CAST else STUDIED_BYTES
+    items = {"bf16": TRAINED_BYTES} if name in CAST else STUDIED_BYTES
     return {
         (label, dtype): calls
         for dtype, item in items.items()

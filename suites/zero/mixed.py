@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Ru
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.updates import Adam
-from suites.zero import ceilings
+from suites.zero import held
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
@@ -111,18 +112,16 @@ class MixedZero1(Zero1, ReducedOnce):
             for number, (block, master) in enumerate(pairs)
         ]
 
-    def held(self, elements: int, ranks: int) -> Entries:
+    def states(self) -> dict[str, int]:
         """2 + 2 + 12 / w bytes per parameter, and 4 / w for the reduced gradients."""
         params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
-        state = memory.optimizer_bytes(self.optimizer) + storage_bytes(list(self.masters))
-        reduced = storage_bytes(list(self.gradients().values()))
-        return [
-            memory.entry("params", params, 2 * elements),
-            memory.entry("grads", self.gradient_peak_bytes, 2 * elements),
-            memory.entry("grads added up", self.main_bytes, 4 * elements * (self.task.micro_batches > 1)),
-            memory.entry("optimizer", state, 12 * elements // ranks),
-            memory.entry("grads reduced", reduced, 4 * elements // ranks),
-        ]
+        return {
+            "params": params,
+            "grads": self.gradient_peak_bytes,
+            "grads added up": self.main_bytes,
+            "optimizer": memory.optimizer_bytes(self.optimizer) + storage_bytes(list(self.masters)),
+            "grads reduced": storage_bytes(list(self.gradients().values())),
+        }
 
 
 def _taken(block: FlatBlock) -> torch.Tensor:
@@ -167,10 +166,10 @@ def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
         task,
         lambda _: MixedZero1(task),
         lambda _: issued,
-        lambda engine, _: engine.held(elements, task.ctx.size),
+        partial(held.mixed, task.sizes),
+        MixedZero1.states,
         variant,
         rule=Adam(ADAM_RATE),
-        most=ceilings.mixed(task),
         make_optimizer=adam_of,
     )
 

@@ -18,8 +18,8 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, an
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Move, Pattern
 from fixtures.ranks.study.traffic import count_traffic
-from suites.zero import ceilings
-from suites.zero.answers import sent_sharded, sharded, sharded_holds
+from suites.zero import held
+from suites.zero.answers import sent_sharded, sharded, sharded_states
 from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import FullySharded, whole
@@ -38,9 +38,9 @@ class Prefetching(FullySharded):
 
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
     """Run with prefetch, and hold it also against the same without: nothing but the time may differ."""
-    held, most = sharded_holds(task, task.ctx.size), ceilings.sharded(task, task.ctx.size)
+    holds = partial(held.sharded, task.ctx.size, task.sizes)
     ahead, plain = (
-        Trained(task, make, sharded(task, 2), held, most=most)
+        Trained(task, make, sharded(task, 2), holds, sharded_states)
         for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
     )
     done = study(task.ctx, ahead)
@@ -131,7 +131,6 @@ class Cast(FullySharded, ReducedOnce):
 
 def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
     """Two bytes gathered of what is kept and reduced in four."""
-    share = sharded_holds(task, task.ctx.size)
     return Casting(
         task,
         lambda _: Cast(task, mesh),
@@ -139,6 +138,6 @@ def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
             **sharded(task, 2)(item),
             "reduce_scatter": (task.layers, WIDE.itemsize * task.elements),
         },
-        lambda engine, _: share(engine, WIDE.itemsize),
-        most=ceilings.casting(task),
+        partial(held.casting, task.sizes),
+        sharded_states,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -19,14 +19,12 @@ from torch.utils import checkpoint as checkpointing
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.study import memory
-from fixtures.ranks.study.driver import Entries
 from fixtures.ranks.study.dropout import drawn_from, drop, next_drawn
 from suites.zero.answers import replicated
-from suites.zero.ceilings import SAVED_BY_BLOCK
+from suites.zero.held import SAVED_WITH_MASK, recomputing
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import Replicated
 
-_SAVED_WITH_MASK = SAVED_BY_BLOCK + 1
 _MASKS = 3  # the stream of their seeds
 
 
@@ -97,28 +95,25 @@ class Recomputed(Dropped):
             block.forward = functools.partial(checkpointing.checkpoint, block.forward, use_reentrant=False)
 
 
-def activations(task: Task, per_block: int) -> Callable[[Replicated, int], Entries]:
-    """Compare what one forward saves for backward with the closed form; the parameters do not count."""
+def activations(engine: Replicated) -> dict[str, int]:
+    """What one forward saves for backward; the parameters do not count."""
+    dtype = next(engine.model.parameters()).dtype
+    x, y = (own.clone() for own in engine.task.share(0, dtype))  # without the storage of other ranks' rows
 
-    def held(engine: Replicated, item: int) -> Entries:
-        dtype = next(engine.model.parameters()).dtype
-        x, y = (own.clone() for own in task.share(0, dtype))  # without the storage of the other ranks' rows
+    def forward() -> torch.Tensor:
+        return loss_of(engine.model(x), y)
 
-        def forward() -> torch.Tensor:
-            return loss_of(engine.model(x), y)
-
-        found = memory.saved_activation_bytes(forward, engine.model.parameters())
-        expected = (per_block * task.layers + 1) * task.rows * task.columns * item
-        return [memory.entry("activations", found, expected)]
-
-    return held
+    return {"activations": memory.saved_activation_bytes(forward, engine.model.parameters())}
 
 
 def recomputed(task: Dropping) -> tuple[Trained[Replicated], Trained[Replicated]]:
     """DDP with checkpointing, and without."""
-    return (
-        replicated(task, Recomputed, variant="recomputed", held=activations(task, 1), saved=1),
-        replicated(
-            task, Dropped, variant="kept", held=activations(task, _SAVED_WITH_MASK), saved=_SAVED_WITH_MASK
-        ),
+    less, more = (
+        replace(
+            replicated(task, engine, variant=name),
+            holds=functools.partial(recomputing, saved, task.sizes),
+            found=activations,
+        )
+        for engine, name, saved in ((Recomputed, "recomputed", 1), (Dropped, "kept", SAVED_WITH_MASK))
     )
+    return less, more

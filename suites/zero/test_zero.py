@@ -10,6 +10,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from suites.zero.held import bytes_held
 from suites.zero.issued import issued
 from thresholds.hardware import Model
 
@@ -19,7 +20,7 @@ FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
-held = partial(Entries, issued=issued)  # and of traffic the closed form
+held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 # What every answer of a small step has.
 HOLDS = {
     "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6),
@@ -33,7 +34,7 @@ HOLDS = {
     "zero.zero_redundancy": held(parity=30, repeat=28, traffic=4, memory=6, peaks=2, delivered=6),
     "zero.mixed_precision": held(parity=20, repeat=12, traffic=4, memory=10, peaks=2, delivered=4),
     "zero.recompute": held(parity=94, repeat=56, traffic=4, memory=4, peaks=4, delivered=12),
-    "zero.deepspeed": Entries(parity=8, repeat=28, traffic=6, memory=8),
+    "zero.deepspeed": Entries(parity=8, repeat=28, traffic=6, memory=8, held=bytes_held),
 }
 REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
 

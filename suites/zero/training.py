@@ -18,13 +18,16 @@ from torch import nn
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import drawn, made
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
+from fixtures.wire.held import PEAK, Weighed
 from suites.zero import clipping, issued
+from suites.zero.held import Sizes
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
@@ -123,14 +126,20 @@ class Task:
         return torch.stack([loss_of(*pair) for pair in pairs]).view(self.ctx.size, -1).double().mean(1)
 
     @property
+    def sizes(self) -> Sizes:
+        """What the closed forms of memory are of."""
+        on_gpu = self.ctx.device.type != "cpu"
+        return Sizes(self.ctx.size, self.columns, self.layers, self.rows, self.micro_batches, on_gpu)
+
+    @property
     def elements(self) -> int:
         """Psi, in elements."""
-        return self.layers * self.block_elements
+        return self.sizes.elements
 
     @property
     def block_elements(self) -> int:
         """Psi of one block."""
-        return issued.block_elements(self.columns)
+        return self.sizes.block_elements
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -208,24 +217,24 @@ class Engine:
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
 Make = Callable[[torch.dtype], AnEngine]
-Held = Callable[[AnEngine, int], Entries]
+Found = Callable[[AnEngine], Weighed]
 
 
 @dataclass
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `issued` gives the closed form of a step's traffic, `held` what an engine holds beside its closed form,
-    and `most` the ceiling of a step's memory (or why there is none), each for items of so many bytes.
+    `issued` gives the closed form of a step's traffic, and `holds` that of what an engine holds and may have,
+    for items of so many bytes; `found` gives what it holds.
     """
 
     task: Task
     make: Make[AnEngine]
     issued: Callable[[int], Expected]
-    held: Held[AnEngine]
+    holds: Callable[[int], Weighed]
+    found: Found[AnEngine]
     variant: str = ""
     rule: Rule = RULE
-    most: Callable[[int], int] | str = "nobody has derived it"
     joined = ("grad", "param")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
@@ -256,7 +265,7 @@ class Trained(Technique[AnEngine]):
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """What the engine holds when it has trained."""
-        return self.held(run.kept, dtype.itemsize)
+        return memory.entries(self.found(run.kept), self.holds(dtype.itemsize))
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """The updates."""
@@ -264,7 +273,7 @@ class Trained(Technique[AnEngine]):
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """The ceiling of a step."""
-        return self.most if isinstance(self.most, str) else self.most(dtype.itemsize)
+        return self.holds(dtype.itemsize)[PEAK]
 
     def close(self, kept: AnEngine) -> None:
         """Close the engine."""

@@ -32,7 +32,9 @@ Places = Mapping[str, list[int]]  # by call of torch.distributed, the elements o
 
 
 def flat(stage: type[Zero1]) -> Make:
-    return lambda task: Trained(task, lambda dtype: stage(task, dtype), lambda _: {}, lambda *_: [])
+    return lambda task: Trained(
+        task, lambda dtype: stage(task, dtype), lambda _: {}, lambda _: {}, lambda _: {}
+    )
 
 
 # What trains, and in which dtype.
@@ -108,7 +110,7 @@ def swept_on_mesh(ctx: Context, shape: tuple[int, ...], reshard: bool) -> tuple[
     def work(mesh: DeviceMesh) -> dict[str, Any]:
         task = small(ctx)
         make = partial(FullySharded, task, mesh, reshard)
-        found.append(swept(Trained(task, make, lambda _: {}, lambda *_: []), EXACT))
+        found.append(swept(Trained(task, make, lambda _: {}, lambda _: {}, lambda _: {}), EXACT))
         return {}
 
     on_mesh(ctx, shape, work)
