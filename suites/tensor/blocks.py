@@ -192,9 +192,3 @@ def sequence_cuts(group: Group) -> dict[str, Cut]:
     """Split the sequence before and after the block."""
     part: Cut = lambda whole: group.part(whole, SEQUENCE)  # noqa: E731 - as the others
     return {"input": part, "forward": part}
-
-
-def block_elements(ranks: int, channels: int, heads: int, hidden: int) -> int:
-    """Weights of a rank with `heads` query heads, one key-value head and `hidden` features of its own."""
-    width = ranks * heads * channels
-    return 2 * width + 2 * width * (heads + 1) * channels + 3 * width * hidden

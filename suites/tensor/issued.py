@@ -1,4 +1,4 @@
-"""What each step of tensor and sequence parallelism issues: calls and bytes, of its parameters and n ranks.
+"""What each step of tensor and sequence parallelism issues and holds, of its parameters and n ranks.
 
 The controller computes here what it expects of the ranks, and the ranks what they expect of themselves.
 Sources are in `suites.tensor.steps`; X is one activation.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+from fixtures.wire.held import PEAK, Bytes, Held
 
 GROUP = "tp"
 STATISTIC = 4  # bytes, of softmax: in fp32 where logits are bf16, and no less
@@ -117,6 +118,12 @@ _STEPS: dict[str, Callable[..., Calls]] = {
 }
 
 
+def _given(step: str, asked: Mapping[str, Any]) -> tuple[str, dict[str, Any], Mapping[str, int]]:
+    """Name and sizes of a step that is asked for, and bytes of a number in each of its dtypes."""
+    sizes = {name: value for name, value in asked.items() if name != "at_size"}
+    return step.partition(".")[2], sizes, {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+
+
 def issued(
     step: str,
     asked: Mapping[str, Any],
@@ -124,7 +131,117 @@ def issued(
     on_gpu: bool,
 ) -> Lines:
     """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
-    sizes = {name: value for name, value in asked.items() if name != "at_size"}
-    calls = _STEPS[step.partition(".")[2]]
-    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+    name, sizes, items = _given(step, asked)
+    calls = _STEPS[name]
     return {(GROUP, dtype): calls(sum(per_node), item, **sizes) for dtype, item in items.items()}
+
+
+# what a rank holds
+
+
+def mlp_elements(ranks: int, *, width: int, hidden: int, **_: Any) -> int:  # noqa: ANN401 - JSON's
+    """1/n of three matrices."""
+    return 3 * width * multiple(hidden, ranks) // ranks
+
+
+def attention_elements(ranks: int, *, channels: int, heads: int, **_: Any) -> int:  # noqa: ANN401 - JSON's
+    """`heads` query heads, with their outputs, and one key-value head."""
+    return 2 * ranks * heads * channels * (heads + 1) * channels
+
+
+def block_elements(ranks: int, *, channels: int, heads: int, hidden: int, **_: Any) -> int:  # noqa: ANN401 - JSON's
+    """As well two norms, and `hidden` features."""
+    width = ranks * heads * channels
+    return 2 * width + attention_elements(ranks, channels=channels, heads=heads) + 3 * width * hidden
+
+
+ELEMENTS: dict[str, Callable[..., int]] = {  # weights of a rank
+    "column": lambda n, *, width, features, **_: multiple(features, n) // n * (width + 1),
+    "row": lambda n, *, width, features, **_: (multiple(width, n) // n + 1) * features,
+    **dict.fromkeys(("mlp", "mlp_dropout", "async_tp"), mlp_elements),
+    "attention": attention_elements,
+    "vocabulary": lambda n, *, width, words, **_: 2 * multiple(words, n) // n * width,
+    "loss_parallel": lambda n, *, width, words, **_: (multiple(words, n) + multiple(words, n) // n) * width,
+    **dict.fromkeys(("block", "sequence", "dtensor", "dtensor_sequence"), block_elements),
+}
+
+
+def mlp_saved(whole: int, x: int, ranks: int) -> int:
+    """Of what the whole layer saves for backward: all of X, and 1/n of the rest."""
+    return x + (whole - x) // ranks
+
+
+def sequence_saved(whole: int, length: int, channels: int, ranks: int, item: int) -> int:
+    """1/n, but for the causal mask and the rotary tables, which every rank needs whole."""
+    fixed = length * length + 2 * length * channels * item
+    return fixed + (whole - fixed) // ranks
+
+
+def mlp_most(whole: int, x: int, ranks: int, item: int) -> int:
+    """1/n of what the whole layer has at most, beside x elements of X.
+
+    They are x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
+    """
+    return whole // ranks + x * (2 * item + 5 * max(item, STATISTIC))
+
+
+def sequence_most(whole: int, x: int, length: int, ranks: int, item: int) -> int:
+    """1/n as well, beside gathered x, dX as three summands and a sum, and the mask."""
+    return whole // ranks + 5 * x * item + length * length
+
+
+def _activations(name: str, ranks: int, item: int, sizes: Mapping[str, Any]) -> tuple[int, int]:
+    """What a rank saves and has at most; 0 where that is not judged.
+
+    Of a row the layer saves its input, gate, silu(gate), up and the product of the last two, and what drops
+    its masks of hidden features and outputs. At most it has 2 of each weight, what is saved, and 9 rows; or
+    a quarter more, where torch does it otherwise, in what follows too.
+    """
+    if name not in ("mlp", "mlp_dropout", "async_tp"):
+        return _of_sequence(ranks, item, **sizes) if name == "sequence" else (0, 0)
+    length = multiple(sizes["length"], ranks) if name == "async_tp" else sizes["length"]
+    tokens, hidden = sizes["batch"] * length, multiple(sizes["hidden"], ranks)
+    x, features = tokens * sizes["width"], tokens * hidden
+    if name == "async_tp":
+        return (x + 4 * features) * item // ranks, 0
+    if name == "mlp_dropout":
+        return mlp_saved((2 * x + 5 * features) * item, 2 * x * item, ranks), 0
+    whole = (6 * sizes["width"] * hidden + 4 * features + 10 * x) * item * 5 // 4
+    return mlp_saved((x + 4 * features) * item, x * item, ranks), mlp_most(whole, x, ranks, item)
+
+
+def _of_sequence(
+    ranks: int, item: int, *, batch: int, length: int, channels: int, heads: int, hidden: int
+) -> tuple[int, int]:
+    """Of a row the block saves in each norm 3 and a number, queries, keys, values and output of every head,
+    and what an MLP does; all scores; a mask, and two tables. At most 2 of each weight, the scores again, and
+    10 rows.
+    """
+    length = multiple(length, ranks)
+    tokens, width = batch * length, ranks * heads * channels
+    x, scores = tokens * width, batch * ranks * heads * length**2
+    numbers = 10 * x + tokens * (2 + 4 * ranks * hidden) + scores + 2 * length * channels
+    saved = numbers * item + length**2
+    weights = 2 * width + 2 * width * (width + ranks * channels) + 3 * width * ranks * hidden
+    whole = ((2 * weights + scores + 10 * x) * item + saved) * 5 // 4
+    most = sequence_most(whole, x, length, ranks, item)
+    return sequence_saved(saved, length, channels, ranks, item), most
+
+
+def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
+    """Give what every rank of a planned case holds, of nodes that have so many ranks each.
+
+    What is saved for backward is torch's business: ranks measure it of the whole layer, and it is within a
+    factor of what it should be here.
+    """
+    name, sizes, items = _given(step, asked)
+    ranks, found = sum(per_node), dict[tuple[str, str], dict[str, Bytes]]()
+    for dtype, item in items.items():
+        size = ELEMENTS[name](ranks, **sizes) * item
+        saved, most = _activations(name, ranks, item, sizes)
+        found["", dtype] = {"params": size, "grads": size}
+        if saved:
+            found["", dtype]["activations"] = (ranks * saved * 3 // 4, ranks * saved * 3 // 2)
+        if most:
+            found["", dtype][PEAK] = (0, ranks * most)
+    return found

@@ -17,7 +17,7 @@ from suites.tensor import blocks, issued, layers, models, overlap
 from suites.tensor import dropout as dropping
 from suites.tensor.blocks import Split, Whole, kv_heads, shared_kv
 from suites.tensor.dtensor import Planned, block_plan, head_plan, sequence_plan
-from suites.tensor.issued import STATISTIC, multiple
+from suites.tensor.issued import multiple
 from suites.tensor.layers import columns, rows
 from suites.tensor.models import activations
 from suites.tensor.regions import Group
@@ -46,7 +46,7 @@ def column(
         cuts=cuts if gather else {**cuts, "forward": columns(group)},
         forward=lambda w, x: layers.column_linear(x, w["weight"], w["bias"], group, gather),
         issued=lambda item: issued.column(ctx.size, item, **sizes, gather=gather),
-        elements=features // ctx.size * (width + 1),
+        elements=issued.ELEMENTS["column"](ctx.size, **sizes),
         local=() if gather else ("forward",),
     )
     return told(ctx, layer)
@@ -72,7 +72,7 @@ def row(ctx: Context, *, batch: int, length: int, width: int, features: int, spl
         cuts=cuts if split else {**cuts, "input": columns(group)},
         forward=lambda w, x: layers.row_linear(x, w["weight"], w["bias"], group, split),
         issued=lambda item: issued.row(ctx.size, item, **sizes, split=split),
-        elements=width // ctx.size * features + features,
+        elements=issued.ELEMENTS["row"](ctx.size, **sizes),
     )
     return told(ctx, layer)
 
@@ -95,10 +95,9 @@ def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> di
         cuts=blocks.mlp_cuts(group),
         forward=lambda w, x: blocks.mlp(Whole(group), x, *w.values()),
         issued=lambda item: issued.mlp(ctx.size, item, batch=batch, length=length, width=width),
-        elements=3 * width * hidden // ctx.size,
-        saved=lambda whole, item: x.numel() * item + (whole - x.numel() * item) // ctx.size,
-        # x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
-        most=lambda whole, item: whole // ctx.size + x.numel() * (2 * item + 5 * max(item, STATISTIC)),
+        elements=issued.mlp_elements(ctx.size, width=width, hidden=hidden),
+        saved=lambda whole, item: issued.mlp_saved(whole, x.numel() * item, ctx.size),
+        most=lambda whole, item: issued.mlp_most(whole, x.numel(), ctx.size, item),
     )
     return told(ctx, layer)
 
@@ -121,8 +120,8 @@ def mlp_dropout(
         cuts=blocks.mlp_cuts(group),
         forward=lambda w, x: dropping.mlp(Whole(group), whole, x, w.values()),
         issued=lambda item: issued.mlp(ctx.size, item, batch=batch, length=length, width=width),
-        elements=3 * width * hidden // ctx.size,
-        saved=lambda whole, item: 2 * x.numel() * item + (whole - 2 * x.numel() * item) // ctx.size,
+        elements=issued.mlp_elements(ctx.size, width=width, hidden=hidden),
+        saved=lambda whole, item: issued.mlp_saved(whole, 2 * x.numel() * item, ctx.size),
     )
     return told(ctx, layer)
 
@@ -140,7 +139,7 @@ def attention(
     group = Group(ctx.rank, ctx.size)
     number, kv = ctx.size * heads, kv_heads(ctx.size, replicate)
     width = number * channels
-    x, head = activations(ctx, batch, length, width), channels * width
+    x = activations(ctx, batch, length, width)
     sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     with shared_kv(group, number, kv, channels) as mine:
         layer = Functional(
@@ -150,7 +149,7 @@ def attention(
             cuts=blocks.attention_cuts(group, mine),
             forward=lambda w, x: blocks.attention(Whole(group), mine, x, *w.values()),
             issued=lambda item: issued.attention(ctx.size, item, **sizes, replicate=replicate),
-            elements=2 * heads * head + 2 * head,
+            elements=issued.attention_elements(ctx.size, channels=channels, heads=heads),
         )
         return told(ctx, layer)
 
@@ -174,7 +173,7 @@ def vocabulary(ctx: Context, *, batch: int, length: int, width: int, words: int)
         cuts={"table.weight": rows(group), "head.weight": rows(group)},
         forward=lambda w, x: layers.vocabulary(x, targets, w["table.weight"], w["head.weight"], group),
         issued=lambda item: issued.vocabulary(ctx.size, item, batch=batch, length=length, width=width),
-        elements=2 * words // ctx.size * width,
+        elements=issued.ELEMENTS["vocabulary"](ctx.size, width=width, words=words),
     )
     return told(ctx, layer)
 
@@ -196,7 +195,7 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
         cuts=blocks.block_cuts(group, channels),
         forward=lambda w, x: blocks.block(Whole(group), blocks.KvHeads(channels), w, x),
         issued=lambda item: issued.block(ctx.size, item, **sizes),
-        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=issued.block_elements(ctx.size, channels=channels, heads=heads, hidden=hidden),
     )
     return told(ctx, layer)
 
@@ -218,10 +217,6 @@ def sequence(
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)
     x = activations(ctx, batch, length, ctx.size * heads * channels)
 
-    def saved(whole_bytes: int, item: int) -> int:
-        fixed = length * length + 2 * length * channels * item
-        return fixed + (whole_bytes - fixed) // ctx.size
-
     layer = Functional(
         whole=whole,
         x=x,
@@ -229,10 +224,9 @@ def sequence(
         cuts=blocks.block_cuts(group, channels) | blocks.sequence_cuts(group),
         forward=lambda w, x: blocks.block(Split(group), blocks.KvHeads(channels), w, x),
         issued=lambda item: issued.sequence(ctx.size, item, **sizes),
-        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
-        saved=saved,
-        # Gathered x, and dX as three summands and a sum.
-        most=lambda whole, item: whole // ctx.size + 5 * x.numel() * item + length * length,
+        elements=issued.block_elements(ctx.size, channels=channels, heads=heads, hidden=hidden),
+        saved=lambda whole, item: issued.sequence_saved(whole, length, channels, ctx.size, item),
+        most=lambda whole, item: issued.sequence_most(whole, x.numel(), length, ctx.size, item),
     )
     return told(ctx, layer)
 
@@ -256,7 +250,7 @@ def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) 
             cuts=blocks.mlp_cuts(group) | blocks.sequence_cuts(group),
             forward=lambda w, x: overlap.mlp(ops, x, *w.values()),
             issued=lambda item: issued.async_tp(ctx.size, item, batch=batch, length=length, width=width),
-            elements=3 * width * hidden // ctx.size,
+            elements=issued.mlp_elements(ctx.size, width=width, hidden=hidden),
             saved=lambda whole, _: whole // ctx.size,
             ops=ops,
         )
@@ -282,7 +276,7 @@ def dtensor(
         group=Group(ctx.rank, ctx.size),
         plan=block_plan,
         issued=lambda item: issued.dtensor(ctx.size, item, **sizes),
-        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=issued.block_elements(ctx.size, channels=channels, heads=heads, hidden=hidden),
     )
     return told(ctx, layer)
 
@@ -309,7 +303,7 @@ def dtensor_sequence(
         cuts=blocks.sequence_cuts(group),
         plan=sequence_plan,
         issued=lambda item: issued.dtensor_sequence(ctx.size, item, **sizes),
-        elements=blocks.block_elements(ctx.size, channels, heads, hidden),
+        elements=issued.block_elements(ctx.size, channels=channels, heads=heads, hidden=hidden),
     )
     return told(ctx, layer)
 
@@ -332,6 +326,6 @@ def loss_parallel(ctx: Context, *, batch: int, length: int, width: int, words: i
         plan=head_plan,
         parallel_loss=True,
         issued=lambda item: issued.loss_parallel(ctx.size, item, batch=batch, length=length, width=width),
-        elements=words * width + words // ctx.size * width,
+        elements=issued.ELEMENTS["loss_parallel"](ctx.size, width=width, words=words),
     )
     return told(ctx, layer)

@@ -8,14 +8,14 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
-from suites.tensor.issued import issued
+from suites.tensor.issued import bytes_held, issued
 from thresholds.hardware import Model
 
 HALF = 0.5  # what is not dropped is doubled, which rounds nothing in bf16
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
-held = partial(Entries, issued=issued)  # and of traffic the closed form
+held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 # In both dtypes; what is exchanged in one kind of collective, and in two.
 ONE_KIND = held(parity=10, repeat=15, traffic=2, memory=4, delivered=2)
 TWO_KINDS = held(parity=10, repeat=15, traffic=4, memory=4, delivered=4)
