@@ -1,4 +1,4 @@
-"""What each step of context parallelism issues: calls and bytes, forward and backward, of its parameters.
+"""What each step of context parallelism issues, forward and backward, and holds, of its parameters.
 
 The controller computes here what it expects of the ranks, and the ranks what they expect of themselves.
 Sources are in `suites.context.steps`. B are the bytes of one rank's K and V; what is summed is wide.
@@ -7,9 +7,12 @@ Sources are in `suites.context.steps`. B are the bytes of one rank's K and V; wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+from fixtures.wire.held import PEAK, Held, Weighed
 
 FORWARD, BACKWARD = "cp forward", "cp backward"
 WIDE = 4  # bytes of fp32, in which sums are kept, or more
@@ -71,3 +74,161 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         for dtype, item in items.items()
         for phase, calls in zip((FORWARD, BACKWARD), form(sum(per_node), item, asked), strict=True)
     }
+
+
+# what a rank holds
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is attended: query heads share the key heads in equal groups."""
+
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    dim: int
+    causal: bool
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} query heads do not share {self.kv_heads} key heads evenly")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of the sequence, in numbers of so many bytes; `fused`: its output too."""
+
+    shape: Shape
+    ranks: int
+    item: int
+    fused: bool
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number in which sums are kept."""
+        return max(self.item, WIDE)
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a rank."""
+        return self.shape.length // self.ranks
+
+    def of(self, heads: int, item: int = 0) -> int:
+        """Bytes of so many heads."""
+        return self.shape.batch * heads * self.tokens * self.shape.dim * (item or self.item)
+
+    @cached_property
+    def q(self) -> int:
+        """Bytes of all query heads."""
+        return self.of(self.shape.heads)
+
+    @cached_property
+    def wide_q(self) -> int:
+        """The same, wide."""
+        return self.of(self.shape.heads, self.wide)
+
+    @cached_property
+    def kv(self) -> int:
+        """Bytes of keys and values."""
+        return 2 * self.of(self.shape.kv_heads)
+
+    @cached_property
+    def wide_kv(self) -> int:
+        """The same, wide."""
+        return 2 * self.of(self.shape.kv_heads, self.wide)
+
+    @property
+    def head(self) -> int:
+        """Bytes of one head of all positions."""
+        return self.ranks * self.of(1)
+
+    @property
+    def output(self) -> int:
+        """Bytes of the output, wide but where it is fused, and of its norm, wide."""
+        return (self.q if self.fused else self.wide_q) + self.wide_q // self.shape.dim
+
+    @property
+    def scores(self) -> int:
+        """Bytes of the scores of its queries and as many keys, wide."""
+        return self.shape.batch * self.shape.heads * self.tokens**2 * self.wide
+
+
+def _held(part: Part, saved_kv: int, worked_with: int) -> Weighed:
+    """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide. At most
+    there are what a rank is given, K and V in one, what forward saves, and what backward works with.
+
+    Given are Q, K, V, the output's gradient and one head of all positions. The output times its gradient
+    is there for its row sums. What is not wide yet is copied: queries and gradient; and the output is
+    there in both.
+    """
+    saved, copies = part.output + saved_kv, 0 if part.wide == part.item else 2 * part.wide_q + part.q
+    most = part.head + 2 * part.q + 2 * part.kv + saved + part.wide_q + copies + worked_with
+    return {"activations": part.q + saved, PEAK: most}
+
+
+def all_gather_kv_held(part: Part) -> Weighed:
+    """All ranks' keys and values are kept, wide.
+
+    Scores of all keys: three matrices, or two and the gradients of all K and V, twice; and dQ.
+    """
+    scores, kv = part.ranks * part.scores, part.ranks * part.wide_kv
+    return _held(part, kv, max(3 * scores, 2 * scores + 2 * kv) + part.wide_q)
+
+
+def ring_held(part: Part) -> Weighed:
+    """This rank's alone are kept: no block that came by. Of others the one in use and the one that is coming.
+
+    Two blocks of others, five of gradients (two that pass, three that are added up); scores; dQ. A block that
+    is not wide yet is copied. Three matrices of scores and three of dQ are there at once.
+    """
+    blocks = 2 * part.kv + (5 if part.wide == part.item else 6) * part.wide_kv
+    held = _held(part, part.kv, blocks + 3 * part.scores + 3 * part.wide_q)
+    return {**held, "live unsharded": min(2, part.ranks - 1) * part.kv}
+
+
+def ulysses_held(part: Part) -> Weighed:
+    """1/w of the heads are kept, of all of the sequence: as much as 1/w of the sequence.
+
+    At most there are what this rank is given; Q, K, V and dO of its heads, and what else forward saves; the
+    output. As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V,
+    dO. Masks have a byte for each pair of positions: what is hidden, what is not, and each row of a group.
+
+    Scores are of some heads and all keys: three matrices, or two, the gradients of K and V twice, and dQ. An
+    exchange has what it sends and what it receives, which is then laid out anew.
+    """
+    shape, scores = part.shape, part.ranks * part.scores
+    kv_heads = shape.kv_heads * repeats(shape.kv_heads, part.ranks)
+    saved_kv, wide_kv = 2 * part.of(kv_heads), 2 * part.of(kv_heads, part.wide)
+    worked_with = max(3 * scores, 2 * scores + 2 * wide_kv + part.wide_q, 2 * part.q)
+    given, saved = part.head + 2 * part.q + part.kv, part.q + part.output + saved_kv
+    row_sums, copies = part.wide_q // shape.dim, 0 if part.wide == part.item else 2 * part.wide_q + wide_kv
+    masks = (2 + shape.heads // kv_heads) * shape.length**2 * shape.causal
+    return {"activations": saved, PEAK: given + saved + 2 * part.q + row_sums + copies + masks + worked_with}
+
+
+def ring_shape(ranks: int, *, tokens: int, causal: int = True, **sizes: int) -> Shape:
+    """Positions are given per rank; a zig-zag is always causal."""
+    return Shape(length=tokens * ranks, causal=bool(causal), **sizes)
+
+
+def heads_shape(ranks: int, *, heads_per_rank: int, kv_heads: int, **sizes: int) -> Shape:
+    """So are heads; 0 key heads stand for one per rank."""
+    return ring_shape(ranks, heads=heads_per_rank * ranks, kv_heads=kv_heads or ranks, **sizes)
+
+
+_HELD: dict[str, tuple[Callable[..., Shape], Callable[[Part], Weighed]]] = {
+    "all_gather_kv": (ring_shape, all_gather_kv_held),
+    "ring": (ring_shape, ring_held),
+    "zigzag": (ring_shape, ring_held),
+    "ulysses": (heads_shape, ulysses_held),
+}
+
+
+def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
+    """Give what every rank of a planned case holds, of nodes that have so many ranks each."""
+    shaped, form = _HELD[step.partition(".")[2]]
+    ranks, large = sum(per_node), bool(asked.get("at_size"))
+    shape = shaped(ranks, **{name: value for name, value in asked.items() if name != "at_size"})
+    items = {"": TRAINED_BYTES} if large else STUDIED_BYTES
+    return {("", dtype): form(Part(shape, ranks, item, large)) for dtype, item in items.items()}

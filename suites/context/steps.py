@@ -15,52 +15,50 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, TRAINED, answer, study
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.pattern import sent
-from suites.context.technique import ContextParallel, Shape
+from suites.context.issued import Shape, heads_shape, ring_shape
+from suites.context.technique import ContextParallel
 from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
 
 
 @step
-def all_gather_kv(ctx: Context, *, tokens: int, causal: bool, **sizes: int) -> dict[str, Any]:
+def all_gather_kv(ctx: Context, **sizes: int) -> dict[str, Any]:
     """Forward gathers all K and V: 1 all_gather of w B. Backward: 1 reduce_scatter of their gradients, w B.
 
     A rank keeps w B + 2 q and the log-sum-exp. ("The Llama 3 Herd of Models", 2024, section 3.3.2.)
     `tokens` are the positions of one rank, here and below; the other sizes are those of `Shape`.
     """
-    return _told(ctx, AllGatherKV, Shape(length=tokens * ctx.size, causal=causal, **sizes))
+    return _told(ctx, AllGatherKV, ring_shape(ctx.size, **sizes))
 
 
 @step
-def ring(ctx: Context, *, tokens: int, causal: bool, **sizes: int) -> dict[str, Any]:
+def ring(ctx: Context, **sizes: int) -> dict[str, Any]:
     """Forward passes K and V on w-1 times: w-1 sends, (w-1) B. Backward: w-1 sends of B and w of dK and dV.
 
     So 3w-2 sends in all. A rank keeps B + 2 q and the log-sum-exp, and has at most two blocks of other ranks.
     (Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023.)
     """
-    return _told(ctx, Ring, Shape(length=tokens * ctx.size, causal=causal, **sizes))
+    return _told(ctx, Ring, ring_shape(ctx.size, **sizes))
 
 
 @step
-def zigzag(ctx: Context, *, tokens: int, **sizes: int) -> dict[str, Any]:
+def zigzag(ctx: Context, **sizes: int) -> dict[str, Any]:
     """The traffic of the ring, and equal work: L(L+1)/2w visible pairs per head on every rank.
 
     The plain ring's busiest rank has (w-1) S^2 pairs more than its idlest.
     (Zhu: ring-flash-attention, zigzag_ring_flash_attn; "The Llama 3 Herd of Models", 2024, section 3.3.2.)
     """
-    return _told(ctx, ZigZag, Shape(length=tokens * ctx.size, causal=True, **sizes))
+    return _told(ctx, ZigZag, ring_shape(ctx.size, **sizes))
 
 
 @step
-def ulysses(
-    ctx: Context, *, tokens: int, heads_per_rank: int, kv_heads: int, causal: bool, **sizes: int
-) -> dict[str, Any]:
+def ulysses(ctx: Context, **sizes: int) -> dict[str, Any]:
     """Forward exchanges Q, K, V and the output: 4 all_to_all of 2 q + B. Backward: their gradients, the same.
 
     Of 1/w of the heads a rank keeps all the sequence: B + 2 q and the log-sum-exp. `kv_heads` are repeated to
     w where there are fewer; 0 stands for one per rank.
     (Jacobs et al.: "DeepSpeed Ulysses", 2023.)
     """
-    heads = {"heads": heads_per_rank * ctx.size, "kv_heads": kv_heads or ctx.size}
-    return _told(ctx, Ulysses, Shape(length=tokens * ctx.size, causal=causal, **heads, **sizes))
+    return _told(ctx, Ulysses, heads_shape(ctx.size, **sizes))
 
 
 def _told(ctx: Context, technique: type[ContextParallel], shape: Shape) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,30 +17,15 @@ from fixtures.ranks.study.at_size import drawn
 from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
+from fixtures.wire.held import PEAK, Weighed
 from suites.context import layout as context_layout
 from suites.context.fused import Fused, refuse_without_kernel
-from suites.context.issued import BACKWARD, FORWARD
+from suites.context.issued import BACKWARD, FORWARD, Part, Shape
 from suites.context.layout import Layout, Span
 from suites.context.ring_attention import Kernel, Tally, WrittenOut, block_attention, wide
 
 NAMES = ("forward", "grad:q", "grad:k", "grad:v")
 ALONE = "forward of one head on this rank alone"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What is attended: query heads share the key heads in equal groups."""
-
-    batch: int
-    length: int
-    heads: int
-    kv_heads: int
-    dim: int
-    causal: bool
-
-    def __post_init__(self) -> None:
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} query heads do not share {self.kv_heads} key heads evenly")
 
 
 @dataclass(frozen=True)
@@ -68,6 +54,7 @@ class ContextParallel(Technique[Tally]):
     fp64 run rounds its blocks to bf16 on the wire.
     """
 
+    holds: ClassVar[staticmethod[[Part], Weighed]]  # the closed form of a rank's memory
     local = (ALONE,)
     once: Collection[str] = (*NAMES, ALONE)
 
@@ -79,7 +66,6 @@ class ContextParallel(Technique[Tally]):
         if self.fused:
             refuse_without_kernel(ctx.device)
         self.places = self.cut(shape.length, ctx.size)
-        self.tokens = shape.length // ctx.size
 
     def cut(self, length: int, size: int) -> list[torch.Tensor]:
         """Divide the positions among the ranks."""
@@ -93,13 +79,9 @@ class ContextParallel(Technique[Tally]):
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """The closed forms of what forward and backward issue."""
 
-    @abstractmethod
-    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
-        """The closed form of the keys and values that forward saves for backward."""
-
-    @abstractmethod
-    def worked_with(self, dtype: torch.dtype) -> int:
-        """The most bytes that backward has beside what forward saved and it was given."""
+    def sizes(self, dtype: torch.dtype) -> Part:
+        """What the closed forms are of."""
+        return Part(self.shape, self.ctx.size, dtype.itemsize, self.fused)
 
     def pairs(self) -> int:
         """The closed form of this rank's work: visible (query, key) pairs per head that it computes."""
@@ -146,25 +128,14 @@ class ContextParallel(Technique[Tally]):
         return [Form(forward, FORWARD, phase="forward"), Form(backward, BACKWARD, phase="backward")]
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide."""
-        leaves, heads = self.drawn(dtype).each(self.mine).leaves(), self.shape.heads
+        """What forward saves for backward."""
+        leaves = self.drawn(dtype).each(self.mine).leaves()
         found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
-        expected = self.bytes_of(heads, dtype) + self.output_bytes(dtype)
-        return [memory.entry("activations", found, expected + self.saved_kv_bytes(dtype))]
+        return [memory.entry("activations", found, self.holds(self.sizes(dtype))["activations"])]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """What this rank is given, K and V in one, what forward saves, and what backward works with.
-
-        Given are Q, K, V, the output's gradient and one head of all positions. The output times its gradient
-        is there for its row sums. What is not wide yet is copied: queries and gradient; and the output is
-        there in both.
-        """
-        head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize
-        q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
-        wide_q = self.bytes_of(self.shape.heads, more)
-        copies = 0 if more is dtype else 2 * wide_q + q
-        saved = self.output_bytes(dtype) + self.saved_kv_bytes(dtype)
-        return head + 2 * q + 2 * kv + saved + wide_q + copies + self.worked_with(dtype)
+        """The ceiling of its closed form."""
+        return self.holds(self.sizes(dtype))[PEAK]
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """The work that was done is the closed form's."""
@@ -192,23 +163,6 @@ class ContextParallel(Technique[Tally]):
     def span(self, positions: torch.Tensor) -> Span:
         """Positions where the tensors are."""
         return Span.of(positions, self.ctx.device)
-
-    def bytes_of(self, heads: int, dtype: torch.dtype) -> int:
-        """Bytes of `heads` heads of this rank's part of the sequence."""
-        return self.shape.batch * heads * self.tokens * self.shape.dim * dtype.itemsize
-
-    def output_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of this rank's output, wide but where it is fused, and of its norm, wide."""
-        output, norm = (self.bytes_of(self.shape.heads, wide(dtype)) // over for over in (1, self.shape.dim))
-        return (self.bytes_of(self.shape.heads, dtype) if self.fused else output) + norm
-
-    def scores_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the scores of this rank's queries and as many keys, wide."""
-        return self.shape.batch * self.shape.heads * self.tokens**2 * wide(dtype).itemsize
-
-    def kv_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of this rank's keys and values."""
-        return 2 * self.bytes_of(self.shape.kv_heads, dtype)
 
     def _alone(self, whole: Tensors) -> torch.Tensor:
         """Of one head: wrong here, no peer had a part in it."""

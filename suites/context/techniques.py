@@ -16,7 +16,16 @@ from fixtures.ranks.study.overlap import Action, beside_one_by_one, stage_for, u
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
-from suites.context.issued import all_gather_kv, repeats, ring, ulysses
+from suites.context.issued import (
+    Shape,
+    all_gather_kv,
+    all_gather_kv_held,
+    repeats,
+    ring,
+    ring_held,
+    ulysses,
+    ulysses_held,
+)
 from suites.context.layout import Layout
 from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
@@ -28,9 +37,8 @@ from suites.context.ring_attention import (
     block_attention,
     ring_attention,
     visits,
-    wide,
 )
-from suites.context.technique import ALONE, ContextParallel, Shape
+from suites.context.technique import ALONE, ContextParallel
 from suites.tensor.regions import Group
 
 # Tokens and channels of the block that is passed on while another is computed: more than its latency.
@@ -39,6 +47,8 @@ BLOCKS = {"cpu": (128, 32), "cuda": (4096, 128)}
 
 class AllGatherKV(ContextParallel):
     """Every rank gathers all keys and values, and attends with its own queries."""
+
+    holds = staticmethod(all_gather_kv_held)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Gather, then one block."""
@@ -52,20 +62,14 @@ class AllGatherKV(ContextParallel):
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """One of each."""
-        return all_gather_kv(self.ctx.size, self.kv_bytes(dtype), self.kv_bytes(wide(dtype)))
-
-    def worked_with(self, dtype: torch.dtype) -> int:
-        """Scores of all keys: three matrices, or two and the gradients of all K and V, twice; and dQ."""
-        scores, dkv = self.ctx.size * self.scores_bytes(dtype), self.ctx.size * self.kv_bytes(wide(dtype))
-        return max(3 * scores, 2 * scores + 2 * dkv) + self.bytes_of(self.shape.heads, wide(dtype))
-
-    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
-        """All ranks', wide."""
-        return self.ctx.size * self.kv_bytes(wide(dtype))
+        part = self.sizes(dtype)
+        return all_gather_kv(part.ranks, part.kv, part.wide_kv)
 
 
 class Ring(ContextParallel):
     """Keys and values pass from rank to rank, each rank holding one block at a time."""
+
+    holds = staticmethod(ring_held)
 
     @cached_property
     def layout(self) -> Layout:
@@ -79,30 +83,17 @@ class Ring(ContextParallel):
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """Round by round."""
-        return ring(self.ctx.size, self.kv_bytes(dtype), self.kv_bytes(wide(dtype)))
-
-    def worked_with(self, dtype: torch.dtype) -> int:
-        """Two blocks of others, five of gradients (two that pass, three that are added up); scores; dQ.
-
-        A block that is not wide yet is copied. Three matrices of scores and three of dQ are there at once.
-        """
-        more = wide(dtype)
-        blocks = 2 * self.kv_bytes(dtype) + (5 if more is dtype else 6) * self.kv_bytes(more)
-        return blocks + 3 * self.scores_bytes(dtype) + 3 * self.bytes_of(self.shape.heads, more)
-
-    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
-        """This rank's alone: no block that came by is kept."""
-        return self.kv_bytes(dtype)
+        part = self.sizes(dtype)
+        return ring(part.ranks, part.kv, part.wide_kv)
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """As well other ranks' K and V at a time: the block in use and the one that is coming."""
-        blocks = min(2, self.ctx.size - 1) * self.kv_bytes(dtype)
-        live = memory.entry("live unsharded", run.kept.buffer_bytes(), blocks)
-        return [*super().memory(dtype, run), live]
+        right, live = self.holds(self.sizes(dtype)), "live unsharded"
+        return [*super().memory(dtype, run), memory.entry(live, run.kept.buffer_bytes(), right[live])]
 
     def moves(self) -> list[Move]:
         """One round of keys and one of gradients, as the ring passes them on."""
-        size_bytes = self.kv_bytes(EXACT)
+        size_bytes = self.sizes(EXACT).kv
         return [Move("send_recv", size_bytes, call=passing(what)) for what in (KEYS, GRADIENTS)]
 
     def figures(self, tally: Tally) -> Mapping[str, float]:
@@ -168,6 +159,8 @@ class Ulysses(ContextParallel):
     Fewer key heads than ranks are repeated until each rank has one (Jacobs et al.: DeepSpeed Ulysses, 2023).
     """
 
+    holds = staticmethod(ulysses_held)
+
     def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = EXACT) -> None:
         super().__init__(ctx, shape, dtype)
         self.repeats = _repeats(shape, ctx.size)
@@ -188,34 +181,7 @@ class Ulysses(ContextParallel):
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
         """Four each way."""
-        return ulysses(self.shape.heads, self.kv_heads, self.bytes_of(1, dtype))
-
-    def worked_with(self, dtype: torch.dtype) -> int:
-        """Scores of some heads and all keys: three matrices, or two, the gradients of K and V twice, and dQ.
-
-        An exchange has what it sends and what it receives, which is then laid out anew.
-        """
-        scores, more = self.ctx.size * self.scores_bytes(dtype), wide(dtype)
-        dq, dkv = self.bytes_of(self.shape.heads, more), 2 * self.bytes_of(self.kv_heads, more)
-        return max(3 * scores, 2 * scores + 2 * dkv + dq, 2 * self.bytes_of(self.shape.heads, dtype))
-
-    def peak(self, dtype: torch.dtype) -> int | str:
-        """What this rank is given; Q, K, V and dO of its heads, and what else forward saves; the output.
-
-        As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V, dO.
-        Masks have a byte for each pair of positions: what is hidden, what is not, and each row of a group.
-        """
-        q, kv, more = self.bytes_of(self.shape.heads, dtype), self.kv_bytes(dtype), wide(dtype)
-        head = self.shape.batch * self.shape.length * self.shape.dim * dtype.itemsize
-        wide_q, wide_kv = self.bytes_of(self.shape.heads, more), 2 * self.bytes_of(self.kv_heads, more)
-        given, saved = head + 2 * q + kv, q + self.output_bytes(dtype) + self.saved_kv_bytes(dtype)
-        row_sums, copies = wide_q // self.shape.dim, 0 if more is dtype else 2 * wide_q + wide_kv
-        masks = (2 + self.shape.heads // self.kv_heads) * self.shape.length**2 * self.shape.causal
-        return given + saved + 2 * q + row_sums + copies + masks + self.worked_with(dtype)
-
-    def saved_kv_bytes(self, dtype: torch.dtype) -> int:
-        """1/w of the heads, of all of the sequence: as much as 1/w of the sequence."""
-        return 2 * self.bytes_of(self.kv_heads, dtype)
+        return ulysses(self.shape.heads, self.kv_heads, self.sizes(dtype).of(1))
 
     def pairs(self) -> int:
         """All of the sequence, per head; each rank has the same number of heads."""

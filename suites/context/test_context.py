@@ -8,7 +8,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
-from suites.context.issued import issued
+from suites.context.issued import bytes_held, issued
 from thresholds.hardware import Model
 
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
@@ -16,7 +16,7 @@ SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 quick = partial(case_of, weight=1.0)
-held = partial(Entries, issued=issued)  # and of traffic the closed form
+held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 RING, GATHER, HEAD = (
     held(parity=12, repeat=10, traffic=8, memory=4, peaks=2, delivered=4),
     held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=4),

@@ -15,8 +15,8 @@ from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, Seen
 from fixtures.ranks.study.pattern import sent
+from suites.context.issued import Shape
 from suites.context.ring_attention import KEYS
-from suites.context.technique import Shape
 from suites.context.techniques import Ring
 from suites.context.test_context import CONTEXT
 from tests.fixtures.ranks.gloo_world import run_world
