@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline issue: over every edge m activations one way and m gradients the other.
+"""What the ranks of a pipeline hold, and issue: over every edge m activations one way, m gradients the other.
 
 The controller computes here what it expects of each rank, and the ranks what they expect of themselves. Each
 is rows x width numbers; sources are in `suites.pipeline.steps`.
@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
-from suites.pipeline.schedules import PLANS, Shape, crossings
+from fixtures.wire.held import PEAK, Held
+from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, in_flight
 
 GROUP = "pp"
+HIDDEN = 2  # times the width: features of a layer
 NEIGHBOURS = "gpipe"  # of one stage per rank, whose edges are those between neighbours
 
 
@@ -52,13 +54,56 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         item = STUDIED_BYTES[asked["dtype"]]
         size_bytes = asked["size_bytes"]["cuda" if on_gpu else "cpu"] // item * item
         return [{(GROUP, ""): between(size, most, rank, size_bytes)} for rank in range(size)]
-    shape = shape_of(name, size, asked["per_rank"], most)
-    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
     each = asked["rows"] * asked["width"]
-    return [  # rank r is in place r // n of pipeline r % n, where there are n pipelines
-        {
-            (GROUP, dtype): over_edges(name, shape, rank // (size // shape.ranks), each * item)
-            for dtype, item in items.items()
-        }
-        for rank in range(size)
+    return [
+        {(GROUP, dtype): over_edges(name, shape, place, each * item) for dtype, item in _items(asked).items()}
+        for shape, place in _places(name, asked, size)
+    ]
+
+
+def _items(asked: Mapping[str, Any]) -> dict[str, int]:
+    return {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+
+
+def _places(name: str, asked: Mapping[str, Any], size: int) -> list[tuple[Shape, int]]:
+    """Of each rank its pipeline, and its place: of n pipelines r // n in pipeline r % n."""
+    shape = shape_of(name, size, asked["per_rank"], asked["most"])
+    return [(shape, rank // (size // shape.ranks)) for rank in range(size)]
+
+
+def holds(schedule: str, shape: Shape, rank: int, *, width: int, rows: int, item: int) -> dict[str, int]:
+    """What a rank holds of its share: its stages' 3 d h weights, and what is in flight; and the most it has.
+
+    A layer of width d and hidden h keeps of a micro-batch d + 4h per row. That is its input (of the first
+    stage the batch, which is there anyway), gate, silu(gate), up and the product of the last two: SwiGLU's
+    derivative needs each of them.
+
+    At most there are all stages and the batch, which every rank makes, and of its own stages what a schedule
+    keeps. That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth
+    and back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
+    and of what is in flight all that is saved, and the output. A layer's backward has 11 rows. Between
+    the two parts of one there are as well the gradients of gate, up and output.
+    """
+    plan, count = PLANS[schedule], shape.micro_batches
+    order, stages, flying = plan.order(shape, rank), plan.stages_of(shape, rank), plan.held(shape, rank)
+    row, layer = rows * width * item, 3 * HIDDEN * width**2 * item
+    saved = in_flight(order, lambda stage: row * (4 * HIDDEN + (stage > 0)))
+    places = sum(2 * (stage > 0) + 1 for stage in stages) + crossings(plan, shape, rank)
+    weights = (shape.stages + len(stages)) * layer + layer // 3
+    working = flying + 11 + between_parts(order) * (2 * HIDDEN + 1)
+    return {
+        "params": layer * len(stages),
+        "grads": layer * len(stages),
+        "in-flight micro-batches": flying,
+        "activations": saved,
+        PEAK: weights + ((2 + places) * count + working) * row + saved,
+    }
+
+
+def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Held]:
+    """Give what each rank of a planned case holds, of nodes that have so many ranks each."""
+    name, given = step.partition(".")[2], {key: asked[key] for key in ("width", "rows")}
+    return [
+        {("", dtype): holds(name, shape, place, **given, item=item) for dtype, item in _items(asked).items()}
+        for shape, place in _places(name, asked, sum(per_node))
     ]

@@ -18,11 +18,11 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size
 from fixtures.ranks.study.models import Mlp, seeded
+from suites.pipeline.issued import HIDDEN
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
 
 ACTIVATION, GRADIENT = "activations", "gradients"  # what an edge carries forth and back
-HIDDEN = 2  # times the width
 loss = F.mse_loss  # a mean over the micro-batch; torch's schedules divide the sum of its gradients by m
 
 
@@ -64,15 +64,6 @@ class Problem:
         size = 2, shape.micro_batches * rows, width
         inputs, targets = at_size.drawn(key(ctx.seed, 2), size, ctx.device).to(dtype)
         return cls(made, inputs.clone(), targets.clone())
-
-    def saved_bytes(self, stage: int, micro_batches: int) -> int:
-        """Give what a layer of width d and hidden h keeps of a micro-batch: d + 4h per row, in its dtype.
-
-        That is its input (of the first stage the batch, which is there anyway), gate, silu(gate), up and the
-        product of the last two: SwiGLU's derivative needs each of them.
-        """
-        rows, width = self.inputs.shape[0] // micro_batches, self.inputs.shape[1]
-        return rows * width * (4 * HIDDEN + (stage > 0)) * self.inputs.element_size()
 
 
 class RecordedStage(pipelining.PipelineStage):

@@ -34,13 +34,13 @@ from fixtures.ranks.study.driver import (
     study,
 )
 from fixtures.ranks.study.fitting import fit
+from fixtures.wire.held import PEAK
 from suites.pipeline import bubble
-from suites.pipeline.issued import GROUP, over_edges, shape_of
-from suites.pipeline.schedules import PLANS, Shape, between_parts, differing, in_flight
+from suites.pipeline.issued import GROUP, HIDDEN, holds, over_edges, shape_of
+from suites.pipeline.schedules import PLANS, Shape, differing
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
-    HIDDEN,
     Pipeline,
     Problem,
     gradient_of,
@@ -150,48 +150,28 @@ class Scheduled(Technique[Pipeline]):
         return [Form(over_edges(self.schedule, self.shape, self.ctx.rank, size_bytes), GROUP)]
 
     def memory(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
-        """Stand what this rank held beside its share: its stages' 3 d h weights, and what is in flight."""
-        pipeline, held, rank = run.kept, run.kept.recorder.held, self.ctx.rank
-        modules, problem = pipeline.modules.values(), pipeline.problem
-        hidden = problem.modules[0].gate.out_features
-        share = 3 * self.width * hidden * dtype.itemsize * len(modules)
+        """Stand what this rank held beside its share."""
+        modules, held = run.kept.modules.values(), run.kept.recorder.held
+        found = {
+            "params": sum(memory.parameter_bytes(module) for module in modules),
+            "grads": sum(memory.gradient_bytes(module) for module in modules),
+            "in-flight micro-batches": held.peak,
+            "activations": held.peak_bytes,
+        }
+        return memory.entries(found, self.holds(dtype))
 
-        def weigh(stage: int) -> int:
-            return problem.saved_bytes(stage, self.shape.micro_batches)
-
-        most = in_flight(self.plan.order(self.shape, rank), weigh)
-        return [
-            memory.entry("params", sum(memory.parameter_bytes(module) for module in modules), share),
-            memory.entry("grads", sum(memory.gradient_bytes(module) for module in modules), share),
-            memory.entry("in-flight micro-batches", held.peak, self.plan.held(self.shape, rank)),
-            memory.entry("activations", held.peak_bytes, most),
-        ]
+    def holds(self, dtype: torch.dtype) -> dict[str, int]:
+        """The closed form of this rank's memory."""
+        sizes = {"width": self.width, "rows": self.rows, "item": dtype.itemsize}
+        return holds(self.schedule, self.shape, self.ctx.rank, **sizes)
 
     def ordered(self, told: dict[str, Any]) -> dict[str, Any]:
         """Number what a step answers of results."""
         return {**told, **{part: self.in_order(told[part]) for part in ("parity", "repeat")}}
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """All stages and the batch, which every rank makes, and of its own stages what a schedule keeps.
-
-        That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth and
-        back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
-        and of what is in flight all that is saved, and the output. A layer's backward has 11 rows. Between
-        the two parts of one there are as well the gradients of gate, up and output.
-        """
-        order = self.plan.order(self.shape, self.ctx.rank)
-        rows = self.rows * self.width * dtype.itemsize
-        layer = 3 * HIDDEN * self.width**2 * dtype.itemsize
-        stages, count, last = self.plan.stages_of(self.shape, self.ctx.rank), self.shape.micro_batches, 0
-        for stage in stages:
-            before, after = stage > 0, stage < self.shape.stages - 1
-            last += (2 * before + after + (not after)) * count * rows
-        received = len(self.inward) * count * rows
-        weights = (self.shape.stages + len(stages)) * layer + layer // 3
-        saved = in_flight(order, lambda stage: rows * (4 * HIDDEN + (stage > 0)))
-        held = (self.plan.held(self.shape, self.ctx.rank) + 11) * rows
-        held += between_parts(order) * (2 * HIDDEN + 1) * rows
-        return weights + 2 * count * rows + last + received + saved + held
+        """The ceiling of its closed form."""
+        return self.holds(dtype)[PEAK]
 
     def in_order(self, entries: Entries) -> Entries:
         """Number what comes over the edges: of wrong ones the first made the others wrong."""

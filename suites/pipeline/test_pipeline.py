@@ -9,7 +9,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, judging, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
-from suites.pipeline.issued import issued
+from suites.pipeline.issued import bytes_held, issued
 from thresholds.hardware import Model
 
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
@@ -25,7 +25,7 @@ EDGES: dict[str, Any] = {
     "iterations": 20,
     "budget_s": 2.0,
 }
-held = partial(Entries, issued=issued)  # and of traffic the closed form
+held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 
 
 # Of a rank with one stage, of one with two, and of one whose second stage is the last or whose first is.
