@@ -1,4 +1,4 @@
-"""What a mesh issues: how ranks are laid out along axes, and what the dense steps exchange along each.
+"""What a mesh issues and holds: how ranks lie along axes, and what the dense steps exchange along each.
 
 The controller computes here what it expects of each rank, and the ranks what they expect of themselves; of
 mixtures of experts in `suites.mesh.moe.issued`.
@@ -33,6 +33,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
+from fixtures.wire.held import Held
+from suites.mesh.moe import held
 from suites.mesh.moe import issued as moe
 from suites.zero.issued import WIDE, clipped
 
@@ -279,12 +281,16 @@ def activation_bytes(sizes: Sizes, item: int) -> int:
     return sizes.rows * sizes.tokens * sizes.width * item
 
 
+def _items(name: str, asked: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of a number in each dtype that a step runs in."""
+    if name == "loss_curve":
+        return {"fp64": STUDIED_BYTES["fp64"]}
+    return {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+
+
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Lines]:
     """Give what each rank of a planned case issues, of nodes that have so many ranks each."""
     name, dims = step.partition(".")[2], {key: one for key, one in asked.items() if key != "at_size"}
-    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
-    if name == "loss_curve":
-        items = {"fp64": STUDIED_BYTES["fp64"]}
     dense = None if name in moe.STEPS else sizes_of(name, per_node, 0, **dims)
 
     def of(rank: int, item: int) -> dict[str, Calls]:
@@ -293,6 +299,33 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         return {label: calls for label, (_, calls) in lines(replace(dense, rank=rank), item).items()}
 
     return [
-        {(label, dtype): calls for dtype, item in items.items() for label, calls in of(rank, item).items()}
+        {
+            (label, dtype): calls
+            for dtype, item in _items(name, asked).items()
+            for label, calls in of(rank, item).items()
+        }
+        for rank in range(sum(per_node))
+    ]
+
+
+def holds(sizes: Sizes, item: int) -> dict[str, int]:
+    """A rank's part of each state; and of parameters what stands there between forward and backward."""
+    share = sum(groups(sizes)) // sizes.shards * item
+    between = share * (sizes.shards if "pp" in sizes.layout.names else 1)
+    return {**held.states(share), "params between forward and backward": between}
+
+
+def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Held]:
+    """Give what each rank of a planned case holds, of nodes that have so many ranks each."""
+    name, dims = step.partition(".")[2], {key: one for key, one in asked.items() if key != "at_size"}
+    dense = None if name in moe.STEPS else sizes_of(name, per_node, 0, **dims)
+
+    def of(rank: int, item: int) -> dict[str, int]:
+        if dense is None:
+            return held.holds(name, sum(per_node), rank, dims, item)
+        return holds(replace(dense, rank=rank), item)
+
+    return [
+        {("", dtype): of(rank, item) for dtype, item in _items(name, asked).items()}
         for rank in range(sum(per_node))
     ]

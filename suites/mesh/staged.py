@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from fixtures.ranks.study import memory
-from fixtures.ranks.study.driver import Entries, Named, Run
+from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.models import Llama
 from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
-from suites.mesh.issued import groups, lines
+from suites.mesh.issued import holds, lines
 from suites.mesh.task import Task, unsharded
 from suites.mesh.technique import Combined, Issued, loss_of
 from suites.pipeline.stages import meta
@@ -107,12 +106,10 @@ class Dense(Combined[Divided]):
         found = lines(self.task, dtype.itemsize)
         return {label: (layout.line(rank, axes), calls) for label, (axes, calls) in found.items()}
 
-    def share(self, dtype: torch.dtype) -> int:
+    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
         """A rank's part of the parameters."""
-        return sum(groups(self.task)) // self.task.shards * dtype.itemsize
+        return holds(self.task, dtype.itemsize)
 
-    def memory(self, dtype: torch.dtype, run: Run[Divided]) -> Entries:
+    def found(self, engine: Divided) -> dict[str, int]:
         """As well the parameters that stand there between forward and backward."""
-        waiting = self.share(dtype) * (self.task.shards if self.staged else 1)
-        between = memory.entry("params between forward and backward", run.kept.waiting_bytes, waiting)
-        return [*super().memory(dtype, run), between]
+        return {**super().found(engine), "params between forward and backward": engine.waiting_bytes}

@@ -77,8 +77,8 @@ class Combined(Technique[AnEngine]):
         """The closed forms of one training step, for every axis."""
 
     @abstractmethod
-    def share(self, dtype: torch.dtype) -> int:
-        """Bytes of this rank's parameters."""
+    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
+        """The closed form of this rank's memory, in bytes."""
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train; the calls of the last step, the steady state, are counted."""
@@ -110,14 +110,17 @@ class Combined(Technique[AnEngine]):
         return run.kept.updates.entries(parameters_of(run.kept.weights()))
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
-        """Parameters, gradients, and an optimizer of one state."""
-        weights, expected = run.kept.weights().values(), self.share(dtype)
-        grads = [gradient_of(weight) for weight in weights]
-        return [
-            memory.entry("params", sum(map(memory.tensor_bytes, weights)), expected),
-            memory.entry("grads", sum(map(memory.tensor_bytes, grads)), expected),
-            memory.entry("optimizer", memory.optimizer_bytes(run.kept.optimizer), expected),
-        ]
+        """Stand what the engine holds beside the closed form."""
+        return memory.entries(self.found(run.kept), self.holds(dtype))
+
+    def found(self, engine: AnEngine) -> dict[str, int]:
+        """Bytes of parameters, gradients, and an optimizer of one state."""
+        weights = engine.weights().values()
+        return {
+            "params": sum(map(memory.tensor_bytes, weights)),
+            "grads": sum(memory.tensor_bytes(gradient_of(weight)) for weight in weights),
+            "optimizer": memory.optimizer_bytes(engine.optimizer),
+        }
 
 
 def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

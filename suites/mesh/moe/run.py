@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Entries, Named, Run
-from suites.context.ring_attention import wide
 from suites.expert.routing import imbalance
 from suites.mesh.moe.grid import Grid, on_grid
-from suites.mesh.moe.issued import STEPS, Dims, Issues, elements, router_elements
+from suites.mesh.moe.held import PLAN, replicated
+from suites.mesh.moe.issued import STEPS, Dims, Issues
 from suites.mesh.moe.task import Task, unsharded
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Combined, Issued, told
-from suites.pipeline.schedules import PLANS, Shape, differing
+from suites.pipeline.schedules import Shape, differing
 
 PATTERNS = {
     "pp": ("send_recv",),
@@ -29,7 +28,6 @@ PATTERNS = {
 }
 # Where weights, or the optimizer's masters of them, are divided among those that have the same.
 SHARDED = PATTERNS | dict.fromkeys(("dp_cp", "edp"), ("reduce_scatter", "all_gather"))
-_PLAN = PLANS["one_f_one_b"]
 
 
 class Mixture(Combined[Trainer]):
@@ -55,18 +53,14 @@ class Mixture(Combined[Trainer]):
         issued = self.issues(self.task, dtype.itemsize)
         return {line.name: (line.group, issued[line.name]) for line in self.grid.used}
 
-    def share(self, dtype: torch.dtype) -> int:
-        """A stage's dense weights, and the experts of this rank."""
-        widened = router_elements(self.task) * (wide(dtype).itemsize - dtype.itemsize)
-        return sum(elements(self.task)) * dtype.itemsize + widened
+    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
+        """Weights of which all ranks of a line have the same."""
+        return replicated(self.task, dtype.itemsize)
 
-    def memory(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
+    def found(self, engine: Trainer) -> dict[str, int]:
         """As well how many micro-batches are held at a time."""
-        held = super().memory(dtype, run)
-        if run.kept.schedule is None:
-            return held
-        most = _PLAN.held(self.shape, self.grid.place[0])
-        return [*held, memory.entry("in-flight micro-batches", run.kept.recorder.held.peak, most)]
+        flying = {} if engine.schedule is None else {"in-flight micro-batches": engine.recorder.held.peak}
+        return super().found(engine) | flying
 
     def beside(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
         """Who did what when, against 1F1B as its paper says."""
@@ -74,7 +68,7 @@ class Mixture(Combined[Trainer]):
         if run.kept.schedule is None:
             return held
         done = [span.op for span in run.kept.recorder.spans]
-        return [*held, differing(done, _PLAN.order(self.shape, self.grid.place[0]))]
+        return [*held, differing(done, PLAN.order(self.shape, self.grid.place[0]))]
 
 
 def run(ctx: Context, name: str, dims: Mapping[str, int], kind: type[Mixture] = Mixture) -> dict[str, Any]:

@@ -15,6 +15,7 @@ of its whole set, and its gradient is divided by all ranks (torchtitan's `set_gr
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ from fixtures.ranks.study.memory import local
 from fixtures.ranks.study.models import gradient_of
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.issued import groups
+from suites.mesh.moe.held import fully_sharded
 from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import optimizer_of
-from suites.tensor.regions import Group
 
 _NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
 
@@ -93,16 +93,6 @@ class ShardedMixture(Mixture):
         """A rank's part."""
         return FullySharded(self.task, self.grid, dtype)
 
-    def share(self, dtype: torch.dtype) -> int:
+    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
         """This rank's rows of everything."""
-        return sum(
-            _own(rows, self.grid.group(line)) * columns * item
-            for line, shapes, item in groups(self.task, dtype.itemsize)
-            for rows, columns in shapes
-        )
-
-
-def _own(rows: int, group: Group) -> int:
-    """Rows of a weight on this rank."""
-    each = -(-rows // group.size)
-    return max(min(each, rows - group.rank * each), 0)
+        return fully_sharded(self.task, dtype.itemsize)

@@ -12,7 +12,7 @@ arXiv:1910.02054, section 5; with experts as in Megatron-Core's distributed opti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,8 @@ from fixtures.ranks.study.driver import Entries, Left, Named, Run, Seen
 from fixtures.ranks.study.models import gradient_of
 from suites.context.ring_attention import wide
 from suites.mesh.moe.grid import Grid
-from suites.mesh.moe.issued import LINE, padded
+from suites.mesh.moe.held import zero1
+from suites.mesh.moe.issued import LINE
 from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
@@ -145,16 +146,12 @@ class ZeroMixture(Mixture):
         ]
         return [*super().beside(dtype, run), *rounded]
 
-    def share(self, dtype: torch.dtype) -> int:
+    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
         """Masters of this rank."""
-        held = (padded(self.task, kind) // self.task.axes.size(line) for kind, line in LINE.items())
-        return sum(held) * wide(dtype).itemsize
+        return zero1(self.task, dtype.itemsize)
 
-    def memory(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
+    def found(self, engine: Trainer) -> dict[str, int]:
         """As well all weights of the stage, and none of their gradients after the step."""
-        stage = run.kept.stage
-        return [
-            *super().memory(dtype, run),
-            memory.entry("all params", memory.parameter_bytes(stage), super().share(dtype)),
-            memory.entry("all grads", memory.gradient_bytes(stage), 0),
-        ]
+        stage = engine.stage
+        whole = {"all params": memory.parameter_bytes(stage), "all grads": memory.gradient_bytes(stage)}
+        return super().found(engine) | whole
