@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import Entries, Form, Named, Run
-from suites.expert.issued import WORD_BYTES, capped
+from suites.expert.issued import capped
 from suites.expert.layer import Sharded, Unsharded, route
 from suites.expert.parity import Experts
 from suites.expert.routing import counts, matrix, top_k
@@ -158,15 +158,8 @@ class CappedExperts(Experts):
         return [Form(capped(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """As without a capacity, with all k T rows at home again, of which the dropped are zeros.
-
-        The loss keeps T x E shares, of 8 bytes each. While rows are chosen there are nothing but the model,
-        3 k T x E numbers (experts of rows, their sums, and places), and the logits in at most 5 forms.
-        """
-        shape, rank = self.made.shape, self.ctx.rank
-        rows, shares = self.routed[rank].numel(), WORD_BYTES * len(self.routed[rank]) * shape.experts
-        weights = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner * dtype.itemsize
-        choosing = self.router_bytes(dtype) + weights + (3 * shape.top_k + 5) * shares
-        padded = 4 * (rows - sum(self.sent[rank])) * shape.hidden * dtype.itemsize
-        moving = super().peak(dtype)
-        return max(choosing, moving + padded + shares) if isinstance(moving, int) else moving
+        """As without a capacity, with what is dropped."""
+        rank, moving = self.ctx.rank, super().peak(dtype)
+        assert isinstance(moving, int)
+        dropped = self.routed[rank].numel() - sum(self.sent[rank])
+        return self.sizes(dtype).capped_most(len(self.routed[rank]), dropped, moving)

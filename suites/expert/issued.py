@@ -140,7 +140,7 @@ def _with_rows(ranks: int, form: Callable[..., Calls], *rows: int) -> Calls:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """A step that is asked for; of what is drawn it has the `most`, or the least."""
 
     asked: Mapping[str, Any]
@@ -150,10 +150,12 @@ class _Run:
 
     @property
     def ranks(self) -> int:
+        """Of the world."""
         return sum(self.per_node)
 
     @property
     def experts(self) -> int:
+        """Of all ranks."""
         return int(self.asked["experts_per_rank"]) * self.ranks
 
     @property
@@ -164,9 +166,11 @@ class _Run:
 
     @property
     def rows(self) -> int:
+        """Of all tokens."""
         return int(self.asked["top_k"]) * sum(self.tokens)
 
     def drawn(self, least: int, most: int) -> int:
+        """One of the two."""
         return most if self.most else least
 
     def visited(self, top_k: int, ranks: int) -> int:
@@ -185,24 +189,28 @@ class _Run:
         return {("", dtype): self.both_ways(partial(whole, item), rows) for dtype, item in items.items()}
 
 
-def _tokens(run: _Run) -> Lines:
+def _tokens(run: Run) -> Lines:
     form = partial(round_trip, run.experts, run.asked["words"])
     return {("", WORDS): _with_rows(run.ranks, form, 2 * run.rows)}
 
 
-def _capped(run: _Run) -> Lines:
+def _capped(run: Run) -> Lines:
     """The least rows are kept where k experts have all of a rank's tokens; the most are all of them.
 
     Where half of them are dropped, twice the bytes are within that; twice the calls never are.
     """
+    return run.layers(capped, run.drawn(sum(kept(run, tokens) for tokens in run.tokens), run.rows))
+
+
+def kept(run: Run, tokens: int) -> int:
+    """The least rows of so many tokens that are kept: all of them where they are even."""
     slots, factor = int(run.asked["top_k"]), float(run.asked["factor"])
     capacity = capacity_of(factor, int(run.asked["tokens_per_rank"]), slots, run.experts)
-    least = sum(slots * min(tokens, capacity) for tokens in run.tokens)
     even = run.asked["routing"] == "balanced" and factor >= 1
-    return run.layers(capped, run.rows if even else run.drawn(least, run.rows))
+    return slots * (tokens if even else min(tokens, capacity))
 
 
-def _limited(run: _Run) -> Lines:
+def _limited(run: Run) -> Lines:
     """Each token crosses to its nodes once, of which one may be its own, and comes back; so do its k rows."""
     words, top_k, tokens = int(run.asked["words"]), int(run.asked["top_k"]), sum(run.tokens)
     count = len(run.per_node) if len(run.per_node) > 1 else stand_ins(run.ranks, int(run.asked["groups"]))
@@ -214,13 +222,19 @@ def _limited(run: _Run) -> Lines:
     return {("", WORDS): issued, (OTHERS, ""): across(words, top_k, others)}
 
 
-def _timed(run: _Run, ranks: int) -> Calls:
+def _timed(run: Run, ranks: int) -> Calls:
     """In groups of so many ranks: a token has a row for every rank that has some of its experts."""
-    count, hidden, top_k = run.asked["sizes"][run.kind]
-    return run.both_ways(partial(there_and_back, hidden), count * run.ranks * run.visited(top_k, ranks))
+    hidden = run.asked["sizes"][run.kind][1]
+    return run.both_ways(partial(there_and_back, hidden), timed(run, ranks))
 
 
-def _groups(run: _Run) -> Lines:
+def timed(run: Run, ranks: int) -> int:
+    """Rows there, of all ranks, in groups of so many."""
+    count, _, top_k = run.asked["sizes"][run.kind]
+    return int(count) * run.ranks * run.visited(top_k, ranks)
+
+
+def _groups(run: Run) -> Lines:
     found: Lines = {}
     top_k = run.asked["sizes"][run.kind][2]
     for size in sizes_in(run.ranks, run.asked["group_sizes"][run.kind]):
@@ -231,7 +245,7 @@ def _groups(run: _Run) -> Lines:
     return found
 
 
-def _apart(run: _Run) -> Lines:
+def _apart(run: Run) -> Lines:
     """A message for each expert rank that a micro-batch's tokens need; what one sends another gets."""
     asked, attention = run.asked, attention_ranks(run.ranks, run.asked.get("share", (1, 1)))
     local, batches = asked["experts_per_rank"], attention * asked["micro_batches"]
@@ -246,7 +260,7 @@ def _apart(run: _Run) -> Lines:
     return found
 
 
-def _edges(run: _Run) -> Lines:
+def _edges(run: Run) -> Lines:
     attention = attention_ranks(run.ranks, run.asked.get("share", (1, 1)))
     experts = run.ranks - attention
     return {
@@ -257,7 +271,7 @@ def _edges(run: _Run) -> Lines:
     }
 
 
-_STEPS: dict[str, Callable[[_Run], Lines]] = {
+_STEPS: dict[str, Callable[[Run], Lines]] = {
     "dispatch_combine": _tokens,
     "parity": lambda run: run.layers(layer, run.rows),
     "capacity": _capped,
@@ -274,4 +288,4 @@ _STEPS: dict[str, Callable[[_Run], Lines]] = {
 
 def together(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool, most: bool) -> Lines:
     """Give the most or the least that all ranks of a planned case issue, of nodes that have so many each."""
-    return _STEPS[step.partition(".")[2]](_Run(asked, per_node, "cuda" if on_gpu else "cpu", most))
+    return _STEPS[step.partition(".")[2]](Run(asked, per_node, "cuda" if on_gpu else "cpu", most))

@@ -17,8 +17,7 @@ from fixtures.ranks.study.at_size import made
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
-from suites.expert import issued
-from suites.expert.issued import WORD_BYTES
+from suites.expert import held, issued
 from suites.expert.layer import Sharded, Unsharded, UnshardedFp8
 from suites.expert.routing import Shape, column, counts, matrix, preference, top_k, uniform
 from suites.expert.tokens import rows_of
@@ -158,43 +157,23 @@ class Experts(Technique[Sharded]):
         shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
         return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
-    def router_bytes(self, dtype: torch.dtype) -> int:
-        """Of the router's weights, and of their gradient."""
-        return issued.router_bytes(self.made.shape.experts, self.made.shape.hidden, dtype.itemsize)
+    def sizes(self, dtype: torch.dtype) -> held.Layer:
+        """What the closed forms of memory are of."""
+        shape = self.made.shape
+        return held.Layer(
+            shape.experts, self.ctx.size, shape.hidden, shape.inner, shape.top_k, dtype.itemsize
+        )
 
     def memory(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
-        """A router, E/n experts of 3 matrices (hidden x inner), and as many gradients."""
-        shape = self.made.shape
-        numbers = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner
-        expected = self.router_bytes(dtype) + numbers * dtype.itemsize
-        return [
-            memory.entry("params", memory.parameter_bytes(run.kept), expected),
-            memory.entry("grads", memory.gradient_bytes(run.kept), expected),
-        ]
+        """A router, experts, and as many gradients."""
+        found = {"params": memory.parameter_bytes(run.kept), "grads": memory.gradient_bytes(run.kept)}
+        return memory.entries(found, self.sizes(dtype).states)
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """A part of the model, the output, and the most that comes on top, forward or backward.
-
-        Of T tokens k T rows go and R come, of d features each. Forward has those that came and what experts
-        made of them, both in two orders, or at its end those that went in two orders, weighed and unweighed;
-        and 4 numbers per row and hidden feature of its expert (those that SwiGLU saves). Backward has all
-        gradients of the experts, and thrice what came or what went, as it gathers, makes room and puts back;
-        beside the numbers of one expert; or, as the last, the gradients of the router and of its tokens,
-        which are fp64 here, and copies where the others are not.
-        """
-        shape, rank = self.made.shape, self.ctx.rank
-        tokens, item = len(self.made.tokens[rank]), dtype.itemsize
+        """Of the rows of this rank."""
+        rank = self.ctx.rank
         went, came = sum(self.sent[rank]), sum(column(self.sent, rank))
-        experts = shape.experts // self.ctx.size * 3 * shape.hidden * shape.inner * item
-        row, inner = shape.hidden * item, 4 * shape.inner * item
-        forward = max(went + 4 * came, 4 * went + 3 * came) * row + came * (inner + WORD_BYTES)
-        backward = experts + 3 * max(went, came) * row + min(self.busiest, came) * inner
-        routed = WORD_BYTES * (2 * tokens * shape.experts + went + came)
-        wide = WORD_BYTES * shape.hidden * (tokens + shape.experts)
-        last = experts + 2 * tokens * row + wide
-        copies = wide + tokens * row if item < WORD_BYTES else 0
-        held = self.router_bytes(dtype) + experts + tokens * row + routed + copies
-        return held + max(forward, backward, last)
+        return self.sizes(dtype).most(len(self.made.tokens[rank]), went, came, self.busiest)
 
 
 class ExpertsFp8(Experts):

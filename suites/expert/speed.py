@@ -21,6 +21,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Run, Seen, Technique
 from fixtures.ranks.study.parity import bits, equal
 from fixtures.ranks.study.pattern import Pattern, timed
+from suites.expert import held
 from suites.expert.fp8 import packed, pattern, unpacked
 from suites.expert.issued import there_and_back
 from suites.expert.layer import Group
@@ -124,9 +125,9 @@ class Traffic(Technique[None]):
         return [Form(there_and_back(self.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Copies of the rows that came and of those that came back, or sums of tokens: buffers were there."""
+        """Of the rows of this rank."""
         rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
-        return rows * self.hidden * dtype.itemsize
+        return held.there_and_back(self.hidden, rows, dtype.itemsize)
 
     def exact(self) -> list[list[int]]:
         """Words from every rank to every rank: as many bytes as the tokens have."""

@@ -10,6 +10,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from suites.expert.held import bytes_held
 from suites.expert.issued import together
 from thresholds.hardware import Model
 
@@ -52,7 +53,7 @@ def sized(step: str, entry: str, *words: str, **more: Any) -> Case:  # noqa: ANN
     return replace(case, sized=entry)
 
 
-held = partial(Entries, together=together)  # and of traffic the closed form
+held = partial(Entries, together=together, held=bytes_held)  # and the closed forms
 OF_TOKENS = held(parity=3, repeat=3, traffic=2, memory=0, peaks=1, delivered=2)
 OF_LAYER = held(parity=10, repeat=10, traffic=4, memory=4, peaks=2, delivered=4)
 TOKENS = [

@@ -17,6 +17,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
 from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, moved, timed
+from suites.expert import held
 from suites.expert.issued import TAGS, WORD_BYTES, fp8_bytes, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
 from suites.expert.routing import Shape, column, matrix, scaled, tables, transposed
@@ -84,13 +85,9 @@ class RoundTrip(Technique[None]):
         return [Form(round_trip(self.shape.experts, self.shape.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """When rows go back: those that came in two orders, those that went and come home; and the orders.
-
-        Where nothing went the order of those that came is inverted at last.
-        """
+        """Of the rows of this rank."""
         went, came = sum(self.sent[self.ctx.rank]), sum(column(self.sent, self.ctx.rank))
-        width = TAGS + self.shape.hidden
-        return WORD_BYTES * ((2 * came + went) * width + max(went * width, came) + went + came)
+        return held.round_trip(self.shape.hidden, went, came)
 
 
 def _named(at_experts: Tensor, at_home: Tensor, totals: Tensor) -> dict[str, Tensor]:
