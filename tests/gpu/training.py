@@ -86,7 +86,7 @@ def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:
                 lacking.append(f"{step}: {why}")
                 continue
             here.keep(step=step, parameters=parameters, told=told)
-            faults += judged(step, parameters, told)
+            faults += judged(step, parameters, told, ctx.backend)
             peaks += any(entry["what"].startswith("peak") for entry in told.get("memory", ()))
         weighed = ctx.device.type == "cpu" or not any(given.get("at_size") for _, given in cases)
     assert not faults, "; ".join(faults)
@@ -96,14 +96,16 @@ def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:
     return f"{len(cases)} runs of a step are right, {peaks} of them with a peak"
 
 
-def judged(step: str, parameters: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def judged(
+    step: str, parameters: Mapping[str, Any], told: Mapping[str, Any], backend: str = "gloo"
+) -> list[str]:
     """What the suite's own judges have against an answer; of nothing they have nothing to judge."""
     left_out = {"traffic"} if step in BY_TORCH else set()
     if not told.get("figures"):
         left_out.add("figures")  # those of a pattern, which was not timed
     kept = {part: said for part, said in told.items() if part not in left_out}
     missing = {"parity", "repeat", "memory", "traffic"} - told.keys()
-    red = parallel.red(step, [kept], parameters)
+    red = parallel.red(step, [kept], parameters, backend=backend)
     return [
         f"{step}: {part}: {words}" for part, words in {**dict.fromkeys(missing, "missing"), **red}.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -91,13 +92,14 @@ def red(
     parameters: Mapping[str, Any] | None = None,
     *,
     timed: bool = False,
+    backend: str = "gloo",
 ) -> dict[str, str]:
     """Which parts of a step are not green, each with the sentence that an operator would read.
 
     A part is judged if any rank has it: one that is missing on another rank is red. Its time is a part only
     where it was `timed`.
     """
-    measurement = _measurement(step, results, parameters or {})
+    measurement = replace(_measurement(step, results, parameters or {}), backend=backend)
     there = sorted({part for result in results for part in result})
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
@@ -147,13 +149,13 @@ def _without_rows() -> Hardware:
 
 
 def _holds(measurement: Measurement) -> Entries:
-    """What the plan says of a case; of another than is planned the closed form of traffic alone."""
+    """What the plan says of a case; of another than is planned the closed forms alone."""
     step, asked = measurement.step, measurement.parameters
     found = _planned(step, asked, len(measurement.ranks))
     if found is not None or not asked:
         return found or Entries()
     holds = next((case.holds for case in _cases() if case.step == step and case.holds), Entries())
-    return Entries(issued=holds.issued, together=holds.together)
+    return Entries(issued=holds.issued, together=holds.together, held=holds.held)
 
 
 def _planned(step: str, parameters: Mapping[str, Any], size: int) -> Entries | None:
@@ -196,7 +198,7 @@ def _least(part: str, holds: Entries, results: Sequence[Mapping[str, Any]]) -> s
 
 
 def _doubled(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Which calls all ranks may count and expect twice without anybody's notice, of what the plan knows."""
+    """Which calls, of what the plan knows, and bytes all ranks may count and expect twice without notice."""
     step, parameters = case
     measurement = _measurement(step, results, parameters)
     holds, found = _holds(measurement), {}
@@ -208,6 +210,14 @@ def _doubled(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]
         ]
         if not _fault(_measurement(step, twice, parameters), "traffic"):
             found[f"traffic of {name}"] = "the plan believes twice as much"
+    weighed = {line["what"] for one in results for line in one.get("memory", ()) if line["bytes"]}
+    for what in weighed if any(case.step == step for case in _cases()) else ():
+        twice = [
+            {"memory": [_twice(line) if line["what"] == what else line for line in one.get("memory", ())]}
+            for one in results
+        ]
+        if not _fault(_measurement(step, twice, parameters), "memory"):
+            found[f"memory: {what}"] = "the plan believes twice as much"
     return found
 
 

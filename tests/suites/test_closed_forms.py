@@ -19,23 +19,20 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.check.plan import Issued
+from fixtures.check.judges import claims
 from fixtures.ranks.steps import REGISTRY, Context
 from fixtures.ranks.study.driver import answer, study
+from fixtures.wire.held import named
 from suites.context import techniques
-from suites.context.issued import issued as of_context
 from suites.context.test_context import CONTEXT
 from suites.expert import layer
 from suites.mesh import test_mesh
-from suites.mesh.issued import issued as of_mesh
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.run import Mixture
 from suites.mesh.moe.task import Task
 from suites.mesh.technique import Combined
 from suites.tensor import overlap, test_tensor
-from suites.tensor.issued import issued as of_tensor
 from suites.zero import test_zero
-from suites.zero.issued import issued as of_zero
 from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
 from tests.suites.parallel import Case, load
@@ -172,7 +169,12 @@ REPLACED: dict[str, Callable[[], Patches]] = {
     "mesh": by_preference,
 }
 # What the controller expects of all ranks, or of each.
-ISSUED: dict[str, Issued] = {"zero": of_zero, "tensor": of_tensor, "context": of_context, "mesh": of_mesh}
+PLANNED = {
+    "zero": test_zero.STEPS[0].holds,
+    "tensor": test_tensor.STEPS[0].holds,
+    "context": CONTEXT[0].holds,
+    "mesh": test_mesh.STEPS[0].holds,
+}
 # Of meshes, ranks to whose experts somebody sends: torch's fake group refuses to send an empty tensor back.
 PLACES = {
     "zero": [(8, 0), (64, 63)],
@@ -188,10 +190,14 @@ PLACES = {
 def test_traffic_and_memory_are_the_closed_forms(family: str, size: int, rank: int) -> None:
     found = fake_world(size, rank, partial(accounts, family=family))
     assert_closed_forms(found, len(CASES[family]))
-    if issued := ISSUED.get(family):
-        for (step, parameters), (_, traffic, _) in zip(CASES[family], found, strict=True):
-            wanted = issued(step, parameters, [size], False)
-            assert expected(traffic) == (wanted if isinstance(wanted, dict) else wanted[rank])
+    planned = PLANNED[family]
+    assert planned is not None
+    for (step, parameters), (_, traffic, memory) in zip(CASES[family], found, strict=True):
+        asked = step, parameters, [size], False
+        forms: list[Any] = [form(*asked) for form in (planned.issued, planned.held) if form is not None]
+        issued, held = (form if isinstance(form, dict) else form[rank] for form in forms)
+        assert expected(traffic) == issued
+        assert claims.differing(claims.limits(memory), named(held, 0, size)) == []
 
 
 def expected(traffic: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
