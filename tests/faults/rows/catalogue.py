@@ -15,9 +15,9 @@ ROWS: tuple[Row, ...] = (
     *(*LINKS, *NODES, *RANKS, *DATA, *COMPUTE),
     *(*SSH, *SOFTWARE, *ROOM, *HARDWARE, *RUN),
 )
-# What every change is tried with (all take hours): rows in labs of their own, and rows that share one. For
-# run-interrupted there is a smaller test in fixtures/run/test_plugin.py, for supervisor-killed and second-run in
-# fixtures/cluster/test_cluster.py.
+# What every change is tried with (all take hours): rows in labs of their own, and rows that share one.
+# For run-interrupted there is a smaller test in fixtures/run/test_plugin.py, for supervisor-killed and
+# second-run in fixtures/cluster/test_cluster.py.
 USUAL = frozenset({"healthy", "run-killed"})
 TOGETHER = (
     # before anything is measured
