@@ -118,7 +118,7 @@ class Fused(Kernel):
         queries, keys, *random = self._random
         lengths = q.shape[2], k.shape[2]
         call = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        with repeatable():
+        with repeatable(strictly=True):
             return call(grad, *qkv, out, norm, queries, keys, *lengths, 0.0, causal, *random)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study import fitting
 from fixtures.ranks.study.fitting import DoesNotFit
+from fixtures.ranks.study.traffic import Watching
 from suites.context import fused, test_context
 from suites.context.layout import Layout, Span, contiguous, zigzag
+from suites.context.ring_attention import Tally
 from suites.expert import test_expert
 from suites.mesh import test_mesh
 from suites.pipeline import test_pipeline
@@ -82,6 +86,29 @@ def test_positions_that_overlap_otherwise_are_refused() -> None:
     whole, half = (Span.of(torch.arange(count), CPU) for count in (8, 4))
     with pytest.raises(ValueError, match="neither before"):
         list(fused.tiles(Layout(0, half, (whole,), causal=True), 0))
+
+
+def test_flash_attention_adds_its_gradients_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes that from torch's switch, and only where that does not just warn."""
+    seen: list[tuple[str, bool]] = []
+
+    class Noting(Watching):  # type: ignore[no-untyped-call]
+        def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            one_order = torch.are_deterministic_algorithms_enabled() and not only_warns
+            seen.append((func._schema.name, one_order))
+            return func(*args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    span = Span.of(torch.arange(8), CPU)
+    kernel = fused.Fused(Layout(0, span, (span,), causal=True), Tally())
+    q, kv = (
+        torch.empty(size, device="meta", dtype=torch.bfloat16) for size in ((1, 2, 8, 8), (2, 1, 2, 8, 8))
+    )
+    with Noting():
+        _, out, norm = kernel.attend(q, [(0, kv)], 2)
+        kernel.backward(q, out, norm, q)(kv, 0)
+    assert ("aten::_scaled_dot_product_flash_attention_backward", True) in seen
 
 
 def test_a_device_without_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
