@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
@@ -16,6 +16,9 @@ from fixtures.wire.held import PEAK, Held, Weighed
 
 FORWARD, BACKWARD = "cp forward", "cp backward"
 WIDE = 4  # bytes of fp32, in which sums are kept, or more
+GATHERED = "allgather"  # torch's name for one way in which K and V get round; the other is "alltoall"
+SAVED = f"{PEAK} of what is saved"
+_COUNTERS_BYTES = 64  # of random numbers, which a GPU's kernel keeps for backward also where it draws none
 
 Both = tuple[Calls, Calls]  # forward and backward
 
@@ -30,6 +33,16 @@ def ring(ranks: int, kv: int, wide_kv: int) -> Both:
     there = (ranks - 1, (ranks - 1) * kv)
     back = (2 * ranks - 1, there[1] + ranks * wide_kv)
     return {"send": there, "recv": there}, {"send": back, "recv": back}
+
+
+def torch_ring(rotation: str, ranks: int, kv: int, wide_kv: int) -> Both:
+    """All K and V gathered, or w-1 rounds of them; the same again, and w rounds of their gradients, wide.
+
+    A round is an all_to_all in which a rank sends to the next one alone.
+    """
+    rounds = 0 if rotation == GATHERED else ranks - 1
+    there = {"all_to_all": (rounds, rounds * kv)} if rounds else {"all_gather": (1, ranks * kv)}
+    return there, {**there, "all_to_all": (rounds + ranks, rounds * kv + ranks * wide_kv)}
 
 
 def ulysses(heads: int, kv_heads: int, head: int) -> Both:
@@ -57,18 +70,25 @@ def _by_head(ranks: int, item: int, asked: Mapping[str, Any]) -> Both:
     return ulysses(asked["heads_per_rank"] * ranks, kv_heads * repeats(kv_heads, ranks), head)
 
 
+def _by_torch(ranks: int, item: int, asked: Mapping[str, Any]) -> Both:
+    return _by_rank(partial(torch_ring, asked["rotation"]))(ranks, item, asked)
+
+
 _STEPS: dict[str, Callable[[int, int, Mapping[str, Any]], Both]] = {
     "all_gather_kv": _by_rank(all_gather_kv),
     "ring": _by_rank(ring),
     "zigzag": _by_rank(ring),
     "ulysses": _by_head,
+    "torch_ring": _by_torch,
 }
+_FUSED = {"torch_ring": {"bf16": TRAINED_BYTES}}  # the dtypes in which its kernel is fused at every size
 
 
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
     """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
-    form = _STEPS[step.partition(".")[2]]
-    items = {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
+    name = step.partition(".")[2]
+    form, studied = _STEPS[name], _FUSED.get(name, STUDIED_BYTES)
+    items = {"": TRAINED_BYTES} if asked.get("at_size") else studied
     return {
         (phase, dtype): calls
         for dtype, item in items.items()
@@ -187,6 +207,16 @@ def ring_held(part: Part) -> Weighed:
     return {**held, "live unsharded": min(2, part.ranks - 1) * part.kv}
 
 
+def torch_ring_held(part: Part) -> Weighed:
+    """This rank's alone are kept, and a few numbers beside.
+
+    K and V of all ranks, and what was sent; six of gradients, wide; scores and dQ as in a ring.
+    """
+    blocks = (part.ranks + 1) * part.kv + 6 * part.wide_kv
+    held = _held(part, part.kv, blocks + 3 * part.scores + 3 * part.wide_q)
+    return {SAVED: held["activations"] + _COUNTERS_BYTES, PEAK: held[PEAK]}
+
+
 def ulysses_held(part: Part) -> Weighed:
     """1/w of the heads are kept, of all of the sequence: as much as 1/w of the sequence.
 
@@ -217,18 +247,26 @@ def heads_shape(ranks: int, *, heads_per_rank: int, kv_heads: int, **sizes: int)
     return ring_shape(ranks, heads=heads_per_rank * ranks, kv_heads=kv_heads or ranks, **sizes)
 
 
+def torch_shape(ranks: int, *, rotation: str, module: str = "", **sizes: int) -> Shape:
+    """How K and V get round is no size."""
+    return ring_shape(ranks, **sizes)
+
+
 _HELD: dict[str, tuple[Callable[..., Shape], Callable[[Part], Weighed]]] = {
     "all_gather_kv": (ring_shape, all_gather_kv_held),
     "ring": (ring_shape, ring_held),
     "zigzag": (ring_shape, ring_held),
     "ulysses": (heads_shape, ulysses_held),
+    "torch_ring": (torch_shape, torch_ring_held),
 }
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
     """Give what every rank of a planned case holds, of nodes that have so many ranks each."""
-    shaped, form = _HELD[step.partition(".")[2]]
+    name = step.partition(".")[2]
+    shaped, form = _HELD[name]
     ranks, large = sum(per_node), bool(asked.get("at_size"))
-    shape = shaped(ranks, **{name: value for name, value in asked.items() if name != "at_size"})
-    items = {"": TRAINED_BYTES} if large else STUDIED_BYTES
-    return {("", dtype): form(Part(shape, ranks, item, large)) for dtype, item in items.items()}
+    shape = shaped(ranks, **{key: value for key, value in asked.items() if key != "at_size"})
+    fused = large or name in _FUSED
+    items = {"": TRAINED_BYTES} if large else _FUSED.get(name, STUDIED_BYTES)
+    return {("", dtype): form(Part(shape, ranks, item, fused)) for dtype, item in items.items()}

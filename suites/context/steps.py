@@ -8,16 +8,19 @@ they were gathered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.at_size import at_size
-from fixtures.ranks.study.driver import EXACT, TRAINED, answer, study
+from fixtures.ranks.study.driver import TRAINED, answer, study
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.pattern import sent
 from suites.context.issued import Shape, heads_shape, ring_shape
 from suites.context.technique import ContextParallel
 from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
+from suites.context.torch_ring import MODULE, TorchRing
 
 
 @step
@@ -61,16 +64,30 @@ def ulysses(ctx: Context, **sizes: int) -> dict[str, Any]:
     return _told(ctx, Ulysses, heads_shape(ctx.size, **sizes))
 
 
-def _told(ctx: Context, technique: type[ContextParallel], shape: Shape) -> dict[str, Any]:
+@step
+def torch_ring(
+    ctx: Context, *, tokens: int, rotation: str, module: str = MODULE, **sizes: int
+) -> dict[str, Any]:
+    """Forward gathers all K and V, w B, or passes them on w-1 times. Backward: again, and dK and dV w times.
+
+    `rotation` is torch's name for either; a pass is an all_to_all in which a rank sends to the next alone.
+    A rank keeps B + 2 q and the log-sum-exp. Torch has no such attention for CPUs.
+    (torch 2.13: torch/distributed/tensor/experimental/_context_parallel/_attention.py.)
+    """
+    technique = partial(TorchRing, rotation=rotation, module=module)
+    return _told(ctx, technique, Shape(length=tokens * ctx.size, causal=True, **sizes))
+
+
+def _told(ctx: Context, technique: Callable[..., ContextParallel], shape: Shape) -> dict[str, Any]:
     """Study it with numbers of each dtype, and send its collectives' exact payloads."""
     if ctx.at_size:
         _fit(ctx, shape)
         return at_size(ctx, technique(ctx, shape, TRAINED))
-    exact, trained = (study(ctx, technique(ctx, shape, dtype)) for dtype in (EXACT, TRAINED))
     plain = technique(ctx, shape)
+    first, *others = (study(ctx, technique(ctx, shape, dtype)) for dtype in plain.studied)
     moved = sent(ctx, plain.moves())
-    figures = {**moved["figures"], **plain.figures(exact.runs[EXACT].kept)}
-    return {**answer(exact, trained), **moved, "figures": figures}
+    figures = {**moved["figures"], **plain.figures(first.runs[plain.studied[0]].kept)}
+    return {**answer(first, *others), **moved, "figures": figures}
 
 
 def _fit(ctx: Context, shape: Shape) -> None:

@@ -14,7 +14,7 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.at_size import drawn
-from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.held import PEAK, Weighed
@@ -55,6 +55,7 @@ class ContextParallel(Technique[Tally]):
     """
 
     holds: ClassVar[staticmethod[[Part], Weighed]]  # the closed form of a rank's memory
+    studied: Sequence[torch.dtype] = (EXACT, TRAINED)
     local = (ALONE,)
     once: Collection[str] = (*NAMES, ALONE)
 

@@ -14,13 +14,16 @@ from thresholds.hardware import Model
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
+EACH = {**SIZES, "kv_heads": 4}  # torch's own has one of each
 ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
 quick = partial(case_of, weight=1.0)
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
-RING, GATHER, HEAD = (
+RING, GATHER, HEAD, TORCH_GATHER, TORCH_RING = (
     held(parity=12, repeat=10, traffic=8, memory=4, peaks=2, delivered=4),
     held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=4),
     held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=2),
+    held(parity=6, repeat=5, traffic=3, memory=0, peaks=2, delivered=2),
+    held(parity=6, repeat=5, traffic=2, memory=0, peaks=2, delivered=1),
 )
 CONTEXT = [
     quick("context.ring", "odd", **ODD, heads=1, causal=True, holds=RING),
@@ -33,6 +36,8 @@ CONTEXT = [
     quick("context.ulysses", "causal", **HEADS, kv_heads=0, causal=True, holds=HEAD),
     quick("context.ulysses", "full", **HEADS, kv_heads=0, causal=False, holds=HEAD),
     quick("context.ulysses", "one_kv_head", **HEADS, kv_heads=1, causal=True, holds=HEAD),
+    quick("context.torch_ring", "allgather", **EACH, rotation="allgather", holds=TORCH_GATHER),
+    quick("context.torch_ring", "alltoall", **EACH, rotation="alltoall", holds=TORCH_RING),
 ]
 RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag")]
 
@@ -47,6 +52,11 @@ def of_ring(model: Model, ranks: int) -> dict[str, int]:
         "kv_heads": kv_heads,
         "dim": dim,
     }
+
+
+def of_each(model: Model, ranks: int) -> dict[str, int]:
+    """Give them with as many heads of keys as of queries."""
+    return {**of_ring(model, ranks), "kv_heads": model.heads}
 
 
 def of_heads(model: Model, ranks: int) -> dict[str, int]:
@@ -68,6 +78,12 @@ AT_SIZE = [  # with fused attention
     at_size("context.ring", of_ring, causal=True, holds=held(parity=6, repeat=5, traffic=4, memory=2)),
     at_size("context.zigzag", of_ring, holds=held(parity=6, repeat=5, traffic=4, memory=2)),
     at_size("context.ulysses", of_heads, causal=True, holds=held(parity=6, repeat=5, traffic=2, memory=1)),
+    at_size(
+        "context.torch_ring",
+        of_each,
+        rotation="allgather",
+        holds=held(parity=6, repeat=5, traffic=3, memory=0, peaks=1),
+    ),
 ]
 
 

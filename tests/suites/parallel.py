@@ -33,6 +33,8 @@ PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong
 # How often figures were measured, who did what when, each edge; what a device is; how much was compared.
 _BESIDE = ("samples", "moved", "schedule", "edges", "kind", "load", "iterations", "elements")
 NODE = "here"
+# What torch has for GPUs alone is run by what stands in for its kernels.
+STANDS_IN = {"context.torch_ring": {"module": "tests.suites.context.cpu_kernels"}}
 _JUDGES = {
     "parity": parallel.parity,
     "repeat": parallel.repeat,
@@ -67,6 +69,11 @@ def load(steps: Sequence[str]) -> None:
         importlib.import_module(f"suites.{folder}.steps")
 
 
+def told(ctx: Context, step: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank says of a step; `parameters` are the plan's."""
+    return REGISTRY[step](ctx, **{**STANDS_IN.get(step, {}), **parameters})
+
+
 def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
     """What every rank says of every case: one world, one launch, `found[case][rank]`.
 
@@ -77,7 +84,7 @@ def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
     def all_cases(ctx: Context) -> list[dict[str, Any]]:
         said = []
         for step, parameters in cases:
-            said.append(REGISTRY[step](ctx, **parameters))
+            said.append(told(ctx, step, parameters))
             left = list(dist.distributed_c10d._world.pg_map)
             assert left == [dist.group.WORLD], f"{step} leaves {len(left) - 1} process groups behind"
         return said

@@ -5,11 +5,12 @@ What compares values is left out here, and so is what asks others for theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from importlib import import_module
 from itertools import cycle
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,10 +21,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.check.judges import claims
-from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import answer, study
 from fixtures.wire.held import named
-from suites.context import techniques
+from suites.context import techniques, torch_ring
 from suites.context.test_context import CONTEXT
 from suites.expert import layer
 from suites.mesh import test_mesh
@@ -35,7 +36,7 @@ from suites.tensor import overlap, test_tensor
 from suites.zero import test_zero
 from tests.fixtures.ranks.gloo_world import context
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world, values_left_out
-from tests.suites.parallel import Case, load
+from tests.suites.parallel import Case, load, told
 from tests.teeth.patches.zero import bare
 
 Patches = list[AbstractContextManager[Any]]
@@ -50,7 +51,7 @@ CASES: dict[str, list[Case]] = {
         for case in test_tensor.STEPS
     ],
     "context": [
-        (case.step, {**case.parameters, "batch": 1, "tokens": 2, "dim": 4})
+        (case.step, {**case.parameters, "batch": 1, "tokens": 2, "dim": 8})
         for case in CONTEXT
         if case.parameters.get("causal", True)
     ],
@@ -66,8 +67,8 @@ def accounts(size: int, rank: int, family: str) -> Accounts:
         for patch in REPLACED[family]():
             replaced.enter_context(patch)
         for step, parameters in CASES[family]:
-            told = REGISTRY[step](context(rank, size), **parameters)
-            found.append((step, told["traffic"], told["memory"]))
+            said = told(context(rank, size), step, parameters)
+            found.append((step, said["traffic"], said["memory"]))
     return found
 
 
@@ -155,16 +156,22 @@ def by_preference() -> Patches:
     ]
 
 
+def _imported(_: Context, name: str, _needs: Sequence[str]) -> ModuleType:
+    """An engine that nobody asks other ranks for."""
+    return import_module(name)
+
+
 REPLACED: dict[str, Callable[[], Patches]] = {
     "zero": without_results,
     "tensor": lambda: [
         values_left_out("suites.tensor.technique"),
         mock.patch.object(overlap, "overlap", return_value=0.0),
-        mock.patch.object(overlap, "engine", lambda ctx, name, needs: import_module(name)),
+        mock.patch.object(overlap, "engine", _imported),
     ],
     "context": lambda: [
         values_left_out("suites.context.steps"),
         mock.patch.object(techniques, "hiding", return_value={}),
+        mock.patch.object(torch_ring, "engine", _imported),
     ],
     "mesh": by_preference,
 }

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from fixtures.ranks import timing
-from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size, driver, overlap
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
@@ -172,7 +172,7 @@ def _rank(ctx: Context, bugs: Sequence[Bug], path: Path) -> None:
         for bug in bugs:
             try:
                 with _as_little(bug), bug.patch():
-                    answer = REGISTRY[bug.step](ctx, **bug.parameters)
+                    answer = parallel.told(ctx, bug.step, bug.parameters)
             except BaseException as error:
                 file.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
                 raise

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
 
 from suites.context.ring_attention import GRADIENTS, KEYS
 from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.patches.memory import kept_whole, received_kept
+from tests.teeth.patches.memory import behind_its_part, kept_whole, received_kept
 from tests.teeth.patches.narrow import added_up_narrow, narrow_sum
 
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
+GATHERS, PASSES = ({**SIZES, "kv_heads": 4, "rotation": name} for name in ("allgather", "alltoall"))
 CAUSAL = {**SIZES, "causal": True}
 FULL = {**SIZES, "causal": False}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "kv_heads": 0, "dim": 8, "causal": True}
@@ -146,6 +150,62 @@ def interleaved() -> AbstractContextManager[Any]:
     return replaced(torch.Tensor, "movedim", make)
 
 
+def of_torchs_passes(change: Change, only: Sequence[int] = ()) -> Patch:
+    """After a pass of torch's own ring: after these of them (from 1), on rank 0, or after all of them."""
+
+    def make(original: Any) -> Callable[..., torch.Tensor]:
+        calls = []
+
+        def call(sent: torch.Tensor, *args: Any) -> torch.Tensor:
+            received: torch.Tensor = original(sent, *args).wait()
+            calls.append(1)
+            if not only or (len(calls) in only and dist.get_rank() == 0):
+                change(received, sent)
+            return received
+
+        return call
+
+    return lambda: replaced(functional, "permute_tensor", make)
+
+
+def gathered_the_other_way() -> AbstractContextManager[Any]:
+    """What torch gathers lies in another order."""
+
+    def make(original: Any) -> Callable[..., torch.Tensor]:
+        return lambda sent, *args, **kwargs: original(sent, *args, **kwargs).roll(sent.numel())
+
+    return replaced(functional, "all_gather_single", make)
+
+
+def seen_by_all() -> AbstractContextManager[Any]:
+    """Torch hides nothing of a rank's own block."""
+    behind = _attention._CausalBehavior.NOT_IS_CAUSAL
+    return replaced(_attention, "_is_causal_behavior", lambda _: lambda **_: behind)
+
+
+def not_dealt() -> AbstractContextManager[Any]:
+    """Ranks have positions in a row, and attend as if they were dealt out."""
+
+    def make(_: Any) -> Callable[..., torch.Tensor]:
+        return lambda self, restore=False: torch.arange(self.seq_length).unsqueeze(0)
+
+    return replaced(_load_balancer._HeadTailLoadBalancer, "_generate_indices", make)
+
+
+def added_up_in_bf16() -> AbstractContextManager[Any]:
+    """Torch merges blocks, and passes gradients on, as narrow as they are."""
+    return mock.patch.object(_attention._cp_options, "convert_to_f32", False)
+
+
+def output_kept_whole() -> AbstractContextManager[Any]:
+    """A rank's output is a view of all ranks', which therefore stays."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        return lambda self: tuple(behind_its_part(one) for one in original(self))
+
+    return replaced(_attention._SDPAMerger, "results", make)
+
+
 # what happens to the data
 
 
@@ -200,6 +260,7 @@ def _flip(tensor: torch.Tensor, bit: int) -> None:
 # the bugs. Of a step's run, the first forward and backward are the first calls.
 
 GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "context.zigzag", "context.ulysses"
+TORCH = "context.torch_ring"
 KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
 SUMMED_NARROW: Patch = lambda: replaced(dist, SCATTER, added_up_narrow)  # noqa: E731
@@ -251,4 +312,13 @@ BUGS = [
     Bug("exchanged in bf16", ULYSSES, HEADS, after(EXCHANGE, rounded), ("parity",)),
     Bug("a bit flips once", ULYSSES, HEADS, after(EXCHANGE, low_bit, (4,), (0,)), ("repeat",)),
     Bug("a bit flips always", ULYSSES, HEADS, after(EXCHANGE, low_bit, (), (0,)), ("wrong",)),
+    Bug("gathered in the wrong order", TORCH, GATHERS, gathered_the_other_way, ("parity",)),
+    Bug("stale block", TORCH, PASSES, of_torchs_passes(stale), ("parity",)),
+    Bug("gradients stay", TORCH, GATHERS, of_torchs_passes(stale), ("parity",)),
+    Bug("a bit flips once", TORCH, GATHERS, of_torchs_passes(low_bit, (2,)), ("repeat",)),
+    Bug("a bit flips always", TORCH, PASSES, after(EXCHANGE, low_bit, (), (0,)), ("wrong",)),
+    Bug("gradients in bf16 on the wire", TORCH, GATHERS, added_up_in_bf16, ("traffic",)),
+    Bug("positions in a row", TORCH, GATHERS, not_dealt, ("parity",)),
+    Bug("future keys not masked", TORCH, PASSES, seen_by_all, ("parity",)),
+    Bug("output kept with its buffer", TORCH, PASSES, output_kept_whole, ("memory",)),
 ]

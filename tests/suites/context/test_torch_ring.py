@@ -1,0 +1,58 @@
+"""Torch's own context parallelism: n/a with torch's words where it has none, and torch is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.nn import functional
+
+from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from suites.context.test_context import CONTEXT
+from tests.fixtures.ranks.gloo_world import run_world
+from tests.suites.parallel import load, told
+
+STEP = "context.torch_ring"
+CASES = [case.parameters for case in CONTEXT if case.step == STEP]
+
+
+def refused(ctx: Context, **more: str) -> str:
+    with pytest.raises(Unsupported) as why:
+        REGISTRY[STEP](ctx, **{**CASES[0], **more})
+    return str(why.value)
+
+
+def test_a_device_without_it_is_not_applicable_in_torchs_own_words() -> None:
+    load([STEP])
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    words = f"the backend says: Operator {name} does not have a sharding strategy registered."
+    assert run_world(2, refused) == [words, words]
+
+
+def test_a_torch_without_it_is_not_applicable() -> None:
+    load([STEP])
+    said = run_world(2, lambda ctx: refused(ctx, module="torch.distributed"))
+    assert {one.partition(": ")[0] for one in said} == {"torch.distributed is not importable on the nodes"}
+    assert said[0].endswith("has no context_parallel, set_rotate_method")
+
+
+def test_torch_is_left_as_it_was() -> None:
+    def left(ctx: Context) -> bool:
+        attend, rotation = functional.scaled_dot_product_attention, _attention._cp_options.rotate_method
+        for parameters in CASES:
+            told(ctx, STEP, parameters)
+        same = functional.scaled_dot_product_attention is attend
+        return same and _attention._cp_options.rotate_method is rotation
+
+    load([STEP])
+    assert run_world(2, left) == [True, True]
+
+
+def test_what_forward_keeps_is_the_closed_form_and_the_state_of_random_numbers() -> None:
+    """Bytes that a reader can check: 2 x 4 heads x 6 tokens x 8 numbers in bf16, and their norm in fp32."""
+    load([STEP])
+    for said in run_world(2, lambda ctx: told(ctx, STEP, CASES[0])):
+        (held,) = (one for one in said["memory"] if one["what"].startswith("peak of what is saved"))
+        heads = 2 * 4 * 6
+        assert held["bytes"] == 4 * heads * 8 * 2 + heads * 4 < held["at_most_bytes"]
+        assert held["at_most_bytes"] - held["bytes"] < torch.iinfo(torch.int8).max
