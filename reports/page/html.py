@@ -76,7 +76,7 @@ def _printable(value: object) -> object:
 
 def _wraps(name: str) -> Markup:
     """A name that a narrow column breaks only between its words."""
-    return Markup(re.sub(r"([_/.:,\-\[]+)(?=\w)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704 - escaped
+    return Markup(re.sub(r"([_/.:,\[]+)(?=\w)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704 - escaped
 
 
 def _link(report_dir: Path, path: str) -> str:

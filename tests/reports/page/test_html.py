@@ -321,7 +321,7 @@ def test_a_family_has_a_page_of_its_own_and_an_old_one_goes(tmp_path: Path) -> N
         "checks-collectives.html", "checks-nodes.html", "checks-selfcheck.html"
     }  # fmt: skip
     assert (
-        "<b>test_<wbr>busbw[<wbr>all_<wbr>reduce-<wbr>network]</b>"
+        "<b>test_<wbr>busbw[<wbr>all_<wbr>reduce-network]</b>"
         in (tmp_path / "checks-collectives.html").read_text()
     )
 
