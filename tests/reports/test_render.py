@@ -177,3 +177,11 @@ def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
     render.render(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
     assert scan(tmp_path / "results.jsonl").records == green()
+
+
+def test_a_check_takes_few_bytes_on_its_family_page(tmp_path: Path) -> None:
+    """At 64 nodes a family has ten thousand, and its page is to stay near 3 MB."""
+    checks = [check(f"suites/zero/test_zero.py::test_x[inside-n{n}]", [f"n{n}"]) for n in range(1000, 1200)]
+    making.save(journal_of(*checks), tmp_path)
+    render.render(tmp_path)
+    assert (tmp_path / "checks-zero.html").stat().st_size < 300 * len(checks)
