@@ -54,19 +54,26 @@ class TorchRing(ContextParallel):
     def _in_context(self) -> Iterator[None]:
         """Let torch deal out the positions and take over attention; n/a where it has none for the device.
 
-        Left to choose, torch takes kernels that add in no fixed order.
+        Left to choose, torch takes kernels that add in no fixed order. What is raised in its context is taken
+        out of it: torch 2.10 would keep attention for good.
         """
         self._dealt = torch.arange(self.shape.length, device=self.ctx.device)
         mesh = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), self.ctx.device.type)
         dealing = {"buffers": [self._dealt], "buffer_seq_dims": [0], "no_restore_buffers": {self._dealt}}
         self._torch.set_rotate_method(self.rotation)
+        raised: RuntimeError | None = None
         try:
             with (
                 repeatable(strictly=True),
                 sdpa_kernel(SDPBackend.FLASH_ATTENTION),
                 self._torch.context_parallel(mesh, **dealing),
             ):
-                yield
+                try:
+                    yield
+                except RuntimeError as error:
+                    raised = error
+            if raised is not None:
+                raise raised
         except NotImplementedError as error:
             raise unsupported(error) or error from error
         finally:

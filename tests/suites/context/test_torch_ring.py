@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn import functional
 
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
+from suites.context import torch_ring
 from suites.context.test_context import CONTEXT
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import load, told
@@ -43,6 +50,29 @@ def test_torch_is_left_as_it_was() -> None:
             told(ctx, STEP, parameters)
         same = functional.scaled_dot_product_attention is attend
         return same and _attention._cp_options.rotate_method is rotation
+
+    load([STEP])
+    assert run_world(2, left) == [True, True]
+
+
+def test_torch_is_left_as_it_was_where_its_context_forgets_that_it_was_left_by_an_error() -> None:
+    """As in torch 2.10, whose context has no `finally`."""
+
+    kept: list[object] = []  # or it would be closed behind our back
+
+    @contextmanager
+    def forgetful(mesh: DeviceMesh, **dealing: Any) -> Iterator[None]:
+        whole = _attention.context_parallel(mesh, **dealing)
+        kept.append(whole)
+        whole.__enter__()
+        yield
+        whole.__exit__(None, None, None)
+
+    def left(ctx: Context) -> bool:
+        attend = functional.scaled_dot_product_attention
+        with mock.patch(f"{torch_ring.MODULE}.context_parallel", forgetful):
+            refused(ctx)
+        return functional.scaled_dot_product_attention is attend
 
     load([STEP])
     assert run_world(2, left) == [True, True]
