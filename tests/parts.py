@@ -63,13 +63,17 @@ class Ended:
 
 
 WORLDS = ("tests/suites", "tests/teeth")
-FAULTS = Part("faults", ("tests/faults",))
-# Planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. They wait
-# for half of their time, which is enough for tests of one process. Worlds of ranks, however idle, took a
-# quarter of a pattern's bandwidth.
+FAULTS = Part("faults", ("tests/faults",), marks=f"{BESIDE} and not untimed")
+UNTIMED = Part("untimed", FAULTS.paths, marks=f"{BESIDE} and untimed")
+# Most planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. They
+# wait for half of their time, which is enough for tests of one process. Worlds of ranks, however idle, took a
+# quarter of a pattern's bandwidth: they run beside the faults that measure nothing.
 STAGES = (
     (FAULTS, Part("rest", ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS))), idle=True)),
-    (Part("worlds", WORLDS, workers=2),),
+    (
+        Part("untimed", FAULTS.paths, marks=f"{BESIDE} and untimed"),
+        Part("worlds", WORLDS, workers=2, idle=True),
+    ),
 )
 
 

@@ -86,7 +86,9 @@ def test_a_part_may_have_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_test_is_in_one_part() -> None:
-    faults, rest, worlds = itertools.chain(*STAGES)
+    faults, rest, untimed, worlds = itertools.chain(*STAGES)
+    assert untimed.paths == faults.paths
+    assert faults.marks == untimed.marks.replace("and untimed", "and not untimed")
     assert rest.paths == ("tests", *(f"--ignore={path}" for one in (faults, worlds) for path in one.paths))
 
 
@@ -140,5 +142,5 @@ def test_main_runs_what_measures_this_machine_by_itself(
 
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
-    assert order == [["faults", "rest"], ["worlds"], ["alone"]]
+    assert order == [["faults", "rest"], ["untimed", "worlds"], ["alone"]]
     assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"

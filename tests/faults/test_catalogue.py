@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         repeats = metafunc.config.getoption("repeats", None) or 1
         pairs = [(row, repeat) for repeat in range(repeats) for row in ROWS]
         names = [row.name if repeats == 1 else f"{row.name}-{repeat}" for row, repeat in pairs]
-        marks = [[] if row.name in USUAL else [pytest.mark.long] for row, _ in pairs]
+        marks = [USUAL.get(row.name, (pytest.mark.long,)) for row, _ in pairs]
         trials = zip(pairs, marks, names, strict=True)
         given = [pytest.param(*pair, marks=mark, id=name) for pair, mark, name in trials]
         metafunc.parametrize(("row", "repeat"), given)
@@ -61,7 +61,7 @@ def test_rows_have_names_of_their_own_and_places_in_the_catalogue() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS) == 108
     assert len({row.fault for row in ROWS}) == len(ROWS)
     assert {*(row.catalogue for row in ROWS), *(one.catalogue for one in CANNOT)} == set(CATALOGUE)
-    assert {row.name for row in ROWS} >= USUAL.union(*TOGETHER)
+    assert {row.name for row in ROWS} >= set(USUAL).union(*TOGETHER)
 
 
 def test_no_row_selects_tests() -> None:

@@ -14,7 +14,7 @@ from tests.faults.runs import Finished, accept, clean
 from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
 # By node: what is wrong with it, the subjects that fail, and the words of each.

@@ -11,7 +11,7 @@ from tests.faults.cases.controller import Answered, Controller, controller, in_p
 from tests.faults.rows.planting import RANK
 from tests.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
 
 NODES = ("n01", "n02", "n03", "n04")
 DEADLINE_S = 12.0

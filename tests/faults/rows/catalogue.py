@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from tests.faults.rows.hardware import HARDWARE
 from tests.faults.rows.links import LINKS
 from tests.faults.rows.ranks import COMPUTE, DATA, NODES, RANKS
@@ -15,10 +17,11 @@ ROWS: tuple[Row, ...] = (
     *(*LINKS, *NODES, *RANKS, *DATA, *COMPUTE),
     *(*SSH, *SOFTWARE, *ROOM, *HARDWARE, *RUN),
 )
-# What every change is tried with (all take hours): rows in labs of their own, and rows that share one.
+# What every change is tried with (all take hours): rows in labs of their own, with marks, and rows that
+# share one.
 # For run-interrupted there is a smaller test in fixtures/run/test_plugin.py, for supervisor-killed and
 # second-run in fixtures/cluster/test_cluster.py.
-USUAL = frozenset({"healthy", "run-killed"})
+USUAL = {"healthy": (), "run-killed": (pytest.mark.untimed,)}
 TOGETHER = (
     # before anything is measured
     (
