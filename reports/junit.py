@@ -21,7 +21,7 @@ from reports import junit_text
 from reports.audit import head, notes
 from reports.begin import CASES, RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
-from reports.junit_text import Sources
+from reports.junit_text import Usual
 from reports.record import CheckRecord, EndRecord, Outcome, Record
 from reports.text import clean, first_line, redact, write_file
 
@@ -46,14 +46,14 @@ class Case:
 
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str = CASES[0]) -> None:
     """Write the report to `path`, beside which attachments lie; `cases` is one of CASES."""
-    sources = Sources()
+    usual = Usual()
     told = [_run_case(verdict), *(_node_case(node, verdict) for node in verdict.nodes)]
     if cases == CASES[0]:
         checks = [record for record in records if isinstance(record, CheckRecord)]
-        told += [*_check_cases(checks, path.parent.absolute(), sources), *_unreported_cases(verdict)]
+        told += [*_check_cases(checks, path.parent.absolute(), usual), *_unreported_cases(verdict)]
     run = head(records)
     suite = TestSuite("shakedown")
-    for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *sources.properties()):
+    for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *usual.properties()):
         if value:
             suite.add_property(_text(name), _text(value))
     suite.add_testcases([_element(case) for case in told])
@@ -66,8 +66,9 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str
     report.tests, report.failures, report.errors = suite.tests, suite.failures, suite.errors
     report.time = suite.time
     report.write(buffer := BytesIO())
-    # A line for each case; a "<" in a text is written as "&lt;".
-    write_file(path, buffer.getvalue().decode().replace("<testcase ", "\n<testcase "))
+    # A line for each case; a "<" or ">" in a text is written as "&lt;" or "&gt;".
+    text = buffer.getvalue().decode().replace("<testcase ", "\n<testcase ")
+    write_file(path, text.replace('" />', '"/>'))
 
 
 def _run_case(verdict: RunVerdict) -> Case:
@@ -104,7 +105,7 @@ def _node_case(node: NodeVerdict, verdict: RunVerdict) -> Case:
     return Case(NODE_CLASS, node.node, element, node.standing.value, message, body, output, properties)
 
 
-def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, sources: Sources) -> Iterator[Case]:
+def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) -> Iterator[Case]:
     for check in checks:
         yield Case(
             classname=check.suite,
@@ -114,7 +115,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, sources: Sourc
             message=check.reason or f"{check.name} is {check.outcome.value} and gave no reason",
             body=junit_text.body(check),
             output=junit_text.output(check, report_dir),
-            properties=tuple(junit_text.check_properties(check, sources)),
+            properties=tuple(junit_text.check_properties(check, usual)),
             seconds=check.seconds,
         )
 

@@ -12,6 +12,7 @@ from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
 # Jenkins keeps the last 500 characters of a passing case's output and the last 50,000 of a failing one's,
 # and looks for attachments after trimming.
 _PASSING_TAIL, _FAILING_TAIL = 480, 45_000
+NONE = "none"
 
 
 def suite_properties(
@@ -31,23 +32,34 @@ def suite_properties(
     yield from ((f"note.{number}", note) for number, note in enumerate(notes, start=1))
 
 
-class Sources:
-    """The sources of the limits, numbered: a large run names the same few in every check."""
+class Usual:
+    """What a large run would say in every check: the sources of limits, unit and source of a metric."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self._metrics: dict[str, tuple[str, str]] = {}
 
-    def number(self, source: str) -> int:
-        """The number of a source, which is its property `source.N` of the run."""
-        return self._numbers.setdefault(source, len(self._numbers) + 1)
+    def other(self, judgement: Judgement) -> tuple[str, str]:
+        """Unit and number of the source of a judgement, "" where they are the usual ones of its metric.
+
+        Usual is what the first check has; `source.N` of the run is source N.
+        """
+        source = judgement.source
+        number = str(self._numbers.setdefault(source, len(self._numbers) + 1)) if source else NONE
+        told = (judgement.unit or NONE, number)
+        unit, source = self._metrics.setdefault(judgement.metric, told)
+        return "" if told[0] == unit else told[0], "" if number == source else number
 
     def properties(self) -> Iterator[tuple[str, str]]:
-        """A property for each source."""
+        """A property for each source, and for unit and source of each metric."""
         yield from ((f"source.{number}", source) for source, number in self._numbers.items())
+        for metric, (unit, source) in self._metrics.items():
+            yield f"{metric}.unit", unit.replace(NONE, "")
+            yield f"{metric}.source", source.replace(NONE, "")
 
 
-def check_properties(check: CheckRecord, sources: Sources) -> Iterator[tuple[str, str]]:
-    """Properties of a check: each measured value with its limit, and the sources; of a red one the nodes too.
+def check_properties(check: CheckRecord, usual: Usual) -> Iterator[tuple[str, str]]:
+    """Properties of a check: each measured value with its limit; of a red one the nodes too.
 
     Of a green one only what it measured is here, because a large run has tens of thousands of them: the
     name says where it ran, a value that must be met exactly has no limit beside it, that nothing was wrong
@@ -57,18 +69,16 @@ def check_properties(check: CheckRecord, sources: Sources) -> Iterator[tuple[str
     if red:
         yield "hosts", ", ".join(check.nodes)
         yield from check.properties.items()
-    numbers: dict[int, None] = {}
     for name, judgement in zip(_labels(check.judgements), check.judgements, strict=True):
         exact = judgement.limit == "exactly" and judgement.outcome is Outcome.PASS
         if exact and judgement.value == 0 and not red:
             continue
-        if judgement.source:
-            numbers[sources.number(judgement.source)] = None
+        unit, source = usual.other(judgement)
         yield name, number(judgement.value, digits=7)
-        yield f"{name}.unit", "" if judgement.unit in judgement.limit else judgement.unit
+        yield f"{name}.unit", unit
+        yield f"{name}.source", source
         yield f"{name}.limit", "" if exact else limit(judgement)
         yield f"{name}.outcome", "" if judgement.outcome is check.outcome else judgement.outcome.value
-    yield "source", ", ".join(map(str, numbers))
     for index, blame in enumerate(check.blame, start=1):
         yield f"blame.{index}", f"{blame.kind.value}: {', '.join(blame.nodes)}: {blame.sentence}"
     for index, repeat in enumerate(check.repeats, start=1):

@@ -12,6 +12,7 @@ from functools import cached_property
 from reports import notation
 from reports.audit import head, notes
 from reports.begin import FAMILIES
+from reports.compare.earlier import kind_of
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
 from reports.page import facts, margins, searches, steps
@@ -84,7 +85,7 @@ class Check:
         """Whether the page explains it: it did not pass, or it passed and met somebody who is to blame."""
         return self.record.outcome in _TROUBLE or bool(self.record.blame)
 
-    @cached_property
+    @property
     def nodes(self) -> str:
         """Where it ran."""
         return fold(self.record.nodes)
@@ -101,6 +102,29 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Checks in one line of a table: one, or all that ended alike and differ in nothing but the node."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def first(self) -> Check:
+        """The one that stands for all."""
+        return self.checks[0]
+
+    @property
+    def name(self) -> str:
+        """The name, without a node where there are several."""
+        record = self.first.record
+        return record.name if len(self.checks) == 1 else kind_of(record.name, record.nodes)
+
+    @cached_property
+    def nodes(self) -> str:
+        """Where they ran."""
+        return fold(node for check in self.checks for node in check.record.nodes)
+
+
+@dataclass(frozen=True)
 class Trouble:
     """Checks with one outcome on the same nodes for the same reason: one cause, explained once."""
 
@@ -114,8 +138,8 @@ class Suite:
     """The checks of one test module: those in trouble first, then the thinnest margin; n/a ones apart."""
 
     name: str
-    checks: tuple[Check, ...]
-    not_applicable: tuple[Check, ...]
+    lines: tuple[Line, ...]
+    not_applicable: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -179,6 +203,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         Check(f"check-{index}", record, tuple(_row(judgement, sources) for judgement in record.judgements))
         for index, record in enumerate(reported, start=1)
     ]
+    lines = _lines(checks)
     trouble = _troubles(checks)
     shown = {check.anchor for one in trouble[:_MOST_TROUBLES] for check in one.checks[:MOST_CHECKS]}
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
@@ -196,14 +221,17 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
         trouble=tuple(trouble[:_MOST_TROUBLES]),
         more_trouble=len(trouble) - len(trouble[:_MOST_TROUBLES]),
         margins=margins.table(_margins(checks)),
-        chapters=_chapters(checks),
+        chapters=_chapters(lines),
         sources=tuple(sources),
         nodes=tuple(nodes.values()),
         facts=facts.compare(tuple(nodes.values())),
         jobs=tuple(jobs.values()),
         anchors={
-            check.record.id: f"{'' if check.anchor in shown else _chapter(check)}#{check.anchor}"
-            for check in checks
+            check.record.id: f"#{check.anchor}"
+            if check.anchor in shown
+            else f"{FAMILIES.replace('*', family(check.record))}#{line.first.anchor}"
+            for line in lines
+            for check in line.checks
         },
     )
 
@@ -302,36 +330,42 @@ def family(check: CheckRecord) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", check.suite.rpartition(".")[0].rpartition(".")[2])[:80] or "other"
 
 
-def _chapter(check: Check) -> str:
-    return FAMILIES.replace("*", family(check.record))
-
-
-def _chapters(checks: Sequence[Check]) -> tuple[Chapter, ...]:
-    groups: dict[str, list[Check]] = {}
+def _lines(checks: Sequence[Check]) -> list[Line]:
+    """The lines of all tables: on many nodes most checks move the same bytes and find nothing wrong."""
+    groups: dict[object, list[Check]] = {}
     for check in checks:
-        groups.setdefault(family(check.record), []).append(check)
+        record = check.record
+        alike = (record.suite, kind_of(record.name, record.nodes), record.outcome, record.reason, check.rows)
+        groups.setdefault(check.anchor if check.explained else alike, []).append(check)
+    return [Line(tuple(same)) for same in groups.values()]
+
+
+def _chapters(lines: Sequence[Line]) -> tuple[Chapter, ...]:
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(family(line.first.record), []).append(line)
     chapters = [
         Chapter(
             name=name,
             suites=_suites(same),
-            steps=steps.families(check.record for check in same),
-            counts=Counter(check.record.outcome for check in same),
+            steps=steps.families(check.record for line in same for check in line.checks),
+            counts=Counter(check.record.outcome for line in same for check in line.checks),
         )
         for name, same in sorted(groups.items())
     ]
     return tuple(sorted(chapters, key=lambda chapter: not chapter.troubled))
 
 
-def _suites(checks: Sequence[Check]) -> tuple[Suite, ...]:
-    groups: dict[str, list[Check]] = {}
-    for check in sorted(checks, key=lambda check: check.rank):
-        groups.setdefault(check.record.suite, []).append(check)
+def _suites(lines: Sequence[Line]) -> tuple[Suite, ...]:
+    groups: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.first.rank):
+        groups.setdefault(line.first.record.suite, []).append(line)
     absent = Outcome.NOT_APPLICABLE
     return tuple(
         Suite(
             name,
-            tuple(check for check in same if check.record.outcome is not absent),
-            tuple(check for check in same if check.record.outcome is absent),
+            tuple(line for line in same if line.first.record.outcome is not absent),
+            tuple(line for line in same if line.first.record.outcome is absent),
         )
         for name, same in groups.items()
     )
