@@ -24,9 +24,9 @@ from thresholds.loading.load import load, load_whole, resolve, shipped
 from thresholds.lookup import Case, LimitError, absent, find
 from thresholds.losses import losses
 from thresholds.selectors import READERS, Value
-from thresholds.units import INSIDE_LINKS, METRICS, format_number, parse_size
+from thresholds.units import INSIDE_LINKS, METRICS, MNNVL, format_number, parse_size
 
-_LINKS = (*INSIDE_LINKS, "network", PER_NODE)
+_LINKS = (*INSIDE_LINKS, MNNVL, "network", PER_NODE)
 _CALIBRATE = """Make a hardware file from runs of nodes that are believed healthy.
 
 A floor is median x (1 - margin). The margin is 5.1 sigma, so that 1024 nodes with 50 figures each

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fixtures.wire.collectives import COLLECTIVES
 from thresholds.hardware import LineRate
 from thresholds.metrics import busbw, busbw_factor
-from thresholds.units import ALGORITHMS
+from thresholds.units import ALGORITHMS, MNNVL
 
 # The busiest rank of an uneven exchange sends at least half of what even splits would make it send over each
 # wire, or the case is not one that a bus bandwidth can be bounded for.
@@ -67,7 +67,7 @@ def ceiling(case: Mapping[str, str | int], rates: LineRate, measured: float | No
     by_path = {"network": network_ceiling, "nic": nic_ceiling}
     best = max(by_path.get(wires.path, inside_ceiling)(wires), bound(case, rates, measured))
     best *= SPLIT_SLACK if wires.collective == "all_to_all_v" else 1
-    return best if wires.path == rates.inside else _with_burst(best, wires, case.get("size"), rates)
+    return best if wires.path in (rates.inside, MNNVL) else _with_burst(best, wires, case.get("size"), rates)
 
 
 def _with_burst(best: float, w: Wires, size: str | int | None, rates: LineRate) -> float:
@@ -200,10 +200,13 @@ def _wires(case: Mapping[str, str | int], rates: LineRate, measured: float | Non
         raise BoundError(f"collective {collective or '?'} {algorithm} has no bus bandwidth")
     if g * k < 2:
         raise BoundError(f"{collective} over one rank moves no data")
-    if not {rates.inside: k == 1, "network": k > 1, "nic": True}.get(path, False):
+    if not {rates.inside: k == 1, "network": k > 1, "nic": True, MNNVL: k > 1}.get(path, False):
         raise BoundError(f"path {path or '?'} cannot be measured on {k} node(s) of this hardware")
     if algorithm == "nvls" and not rates.nvls:
         raise BoundError("the case ran by NVLS, and [line_rate] does not say nvls = true")
+    if path == MNNVL:  # to NCCL one node: every rank has the same NVLink to all others
+        rate = _rate(rates, MNNVL, measured)
+        return Wires(collective, path, algorithm, g * k, 1, rate, 0.0, 0.0, rates.nvls, False)
     across = 0.0 if path == rates.inside else _rate(rates, "network", measured)
     inside = _rate(rates, rates.inside, measured) if path == rates.inside else _known(rates, measured)
     per_node = across if rates.network_is_per_node else across * g

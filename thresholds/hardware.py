@@ -55,7 +55,7 @@ class LineRate:
 
     With `network_is_per_node` the network figure is what all ranks of a node share, instead of one NIC each.
     `network_burst_bytes` pass at once when a shaped link has been idle. `nvls`: switches reduce inside a
-    node; `sharp`: between nodes.
+    node, and where `links` has mnnvl in the whole NVLink domain; `sharp`: between nodes.
     """
 
     inside: str

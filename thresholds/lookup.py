@@ -11,7 +11,7 @@ from reports.record import Judgement
 from thresholds import beyond
 from thresholds.hardware import Gap, Hardware, Limit
 from thresholds.selectors import Value
-from thresholds.units import format_size
+from thresholds.units import MNNVL, format_size
 
 Case = Mapping[str, Value]
 _Row = TypeVar("_Row", Limit, Gap)
@@ -67,6 +67,8 @@ def absent(hardware: Hardware, case: Case) -> str | None:
         reason = hardware.absent.get(str(case.get(key, "")))
         if reason is not None:
             return reason
+    if case.get("path") == MNNVL and MNNVL not in hardware.line_rate.links:
+        return f"no NVLink joins nodes: {hardware.name} has no {MNNVL} in [line_rate]"
     return None
 
 

@@ -14,7 +14,8 @@ from fixtures.wire.collectives import COLLECTIVES as rows
 DATA_COLLECTIVES = tuple(rows)
 COLLECTIVES = (*DATA_COLLECTIVES, BARRIER)
 INSIDE_LINKS = ("nvlink", "xgmi", "pcie", "memory")
-PATHS = (*INSIDE_LINKS, "network", "nic")
+MNNVL = "mnnvl"  # NVLink between the nodes of one NVLink domain: NCCL's multi-node NVLink
+PATHS = (*INSIDE_LINKS, "network", "nic", MNNVL)
 DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
 # What devices multiply in; tf32 is fp32 with the precision of a tensor core.
 ARITHMETIC = ("fp32", "tf32", "fp16", "bf16", "fp8_e4m3")

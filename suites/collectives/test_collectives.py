@@ -9,7 +9,7 @@ from functools import partial
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, judging, pairs, peers
-from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, Case
+from fixtures.check.plan import BETWEEN, INSIDE, NETWORK, NIC, NIC_INSIDE, Case
 from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
@@ -25,6 +25,8 @@ ROUNDED_DTYPES = ("fp16", "bf16")
 
 LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
+# Of NVLink between nodes: what is published, and between them they use its switches and every pair of GPUs.
+JOINED = ("all_reduce", "all_to_all")
 NICS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 TIMED = (judging.sweep, peers.of_collectives)
@@ -87,6 +89,12 @@ def test_busbw_of_the_nics_alone_holds_its_floor(check: Check) -> None:
     check.run()
 
 
+@over(sweep(JOINED, LARGE), BETWEEN, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
+def test_busbw_of_nvlink_between_nodes_holds_its_floor(check: Check) -> None:
+    """Bus bandwidth over the NVLink that joins the nodes of one domain."""
+    check.run()
+
+
 @over(sweep(("all_reduce",), LARGE), NIC_INSIDE, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_busbw_of_a_nodes_own_nics_holds_its_floor(check: Check) -> None:
     """Bus bandwidth of a node that talks to itself through its NICs."""
@@ -135,7 +143,7 @@ def test_latency_stays_below_its_ceiling(check: Check) -> None:
     check.run()
 
 
-@over(TRANSPORT, INSIDE, NETWORK, NIC, ask=requests.transport, judges=[judging.transport])
+@over(TRANSPORT, INSIDE, NETWORK, NIC, BETWEEN, ask=requests.transport, judges=[judging.transport])
 def test_the_data_cross_the_links_they_should(check: Check) -> None:
     """The transport that was really used, from the library's own log and the ports' counters."""
     check.run()

@@ -198,8 +198,9 @@ def _agrees(
     }
     sent["net:"] -= moved.get("net:lo", 0) if nodes != 1 else 0
     if claimed is None:
-        fabric = max(sent["ib:"], sent["efa:"]) >= enough * (ranks or 1)
-        return not fabric if found["network"] == "none" and nodes == 1 else None
+        fabric = max(sent["ib:"], sent["efa:"]) >= enough * (ranks or 1) / (nodes or 1)
+        by_nvlink = nodes == 1 or found.get("mnnvl")
+        return not fabric if found["network"] == "none" and by_nvlink else None
     if sent[claimed] >= enough:
         return True
     return False if any(other >= enough for family, other in sent.items() if family != claimed) else None

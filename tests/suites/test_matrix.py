@@ -32,6 +32,7 @@ from suites.soak import test_soak
 from suites.tensor import test_tensor
 from suites.zero import test_zero
 from thresholds.loading.load import load, shipped
+from thresholds.lookup import absent
 from thresholds.units import DTYPES
 
 COLLECTIVE = (test_collectives,)
@@ -123,6 +124,7 @@ def test_each_environment_and_each_world_in_it_comes_once_in_a_family() -> None:
         marks = [mark for test in vars(module).values() for mark in getattr(test, "pytestmark", ())]
         cases = sorted((one for mark in marks for one in plan(mark, TWO)), key=turn_of)
         targets = [Target(one, ranks, file, "nccl", {}) for one in cases]
+        targets = [target for target in targets if not absent(file, target.case())]
         worlds = [key for key, _ in groupby((one.environment, one.planned.place.each) for one in targets)]
         assert not [key for number, key in enumerate(worlds) if key in worlds[:number]], module.__name__
         environments += [key for key, _ in worlds]

@@ -49,6 +49,7 @@ def test_limits_per_platform(
 SHARP = LineRate("nvlink", H100.links, nvls=True, sharp=True)
 PLAIN = LineRate("nvlink", H100.links)
 PCIE = LineRate("pcie", {"pcie": 25.0, "network": 50.0})
+GB200 = LineRate("nvlink", {"nvlink": 900.0, "mnnvl": 900.0, "network": 50.0}, nvls=True)
 ACROSS = ((2, 750), (4, 517), (8, 450), (16, 423))  # nodes of 8 x 400 Gb/s, and the hierarchical bound
 BOUNDS = [
     *((case("all_reduce", nodes, algorithm="tree"), H100, limit) for nodes, limit in ACROSS),
@@ -56,6 +57,9 @@ BOUNDS = [
     # NVLS alone passes the link rate inside a node
     (case("all_reduce", 1, "nvlink", algorithm="nvls"), H100, 700),
     (case("all_reduce", 1, "nvlink"), H100, 450),
+    # NVLink between nodes makes one of them
+    *((case("all_to_all", nodes, "mnnvl", ranks_per_node=4), GB200, 900) for nodes in (2, 18)),
+    (case("all_reduce", 2, "mnnvl", ranks_per_node=4, algorithm="nvls"), GB200, 1400),
     (case("all_reduce", 1, "nic"), SHARP, 87.5),
     # a root has one NIC, a shift crosses one, and in a bisection every rank has its part of them
     (case("gather", 2), H100, 50 * 15 / 8),

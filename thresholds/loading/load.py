@@ -21,7 +21,7 @@ from thresholds.loading.schema import (
     SweepSection,
 )
 from thresholds.peers import Rules
-from thresholds.units import INSIDE_LINKS
+from thresholds.units import INSIDE_LINKS, MNNVL
 
 __all__ = ["load", "load_whole", "read", "resolve", "shipped"]
 
@@ -218,7 +218,7 @@ def _experts(section: ExpertsSection) -> Experts:
 
 
 def _line_rate(inside: str, section: LineRateSection) -> LineRate:
-    given = section.model_dump(exclude_none=True, include={*INSIDE_LINKS, "network"})
+    given = section.model_dump(exclude_none=True, include={*INSIDE_LINKS, MNNVL, "network"})
     links = {link: None if rate == "measured" else rate for link, rate in given.items()}
     if section.network_per_node is not None:
         links["network"] = section.network_per_node

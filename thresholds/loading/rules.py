@@ -11,7 +11,7 @@ from thresholds.bounds import BoundError, bound, ceiling
 from thresholds.hardware import Gap, Hardware, Limit, Row
 from thresholds.loading.schema import ExpectSection, LimitSection, LineRateSection
 from thresholds.selectors import FAR, Selector, Value, overlap
-from thresholds.units import DATA_COLLECTIVES, METRICS, format_number, format_size
+from thresholds.units import DATA_COLLECTIVES, METRICS, MNNVL, format_number, format_size
 
 STALE_YEARS = 3
 KINDS = ("min", "max", "min_of_bound")
@@ -66,7 +66,9 @@ def reachable(row: Row, hardware: Hardware) -> Iterator[str]:
     for path in paths.samples() if paths else ():
         if nodes and not nodes.meets(_nodes_of(path)):
             yield f"path {path} never has nodes = {nodes.text}"
-        if path not in (hardware.inside, "network", "nic") and hardware.inside:
+        if path == MNNVL and MNNVL not in hardware.line_rate.links:
+            yield "path mnnvl does not exist here: [line_rate] has no mnnvl"
+        elif path not in (hardware.inside, "network", "nic", MNNVL) and hardware.inside:
             yield f'path {path} does not exist here: the link inside a node is "{hardware.inside}"'
         elif str(path) in hardware.absent:
             yield f"path {path} is declared absent in [absent]; remove one of the two"
@@ -149,13 +151,14 @@ def _cases(row: Limit, hardware: Hardware) -> Iterator[Mapping[str, Value]]:
 
 
 def _nodes_of(path: Value) -> Selector:
-    low, high = {"network": (2, FAR), "nic": (1, FAR)}.get(str(path), (1, 1))
+    low, high = {"network": (2, FAR), "nic": (1, FAR), MNNVL: (2, FAR)}.get(str(path), (1, 1))
     return Selector(str(path), low=low, high=high)
 
 
 def _paths(hardware: Hardware) -> tuple[str, ...]:
     network = ("network", "nic") if "network" in hardware.line_rate.links else ()
-    return (hardware.inside, *network)
+    between = (MNNVL,) if MNNVL in hardware.line_rate.links else ()
+    return (hardware.inside, *network, *between)
 
 
 def _samples(row: Limit, name: str, default: tuple[Value, ...]) -> tuple[Value, ...]:

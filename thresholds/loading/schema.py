@@ -108,6 +108,7 @@ class LineRateSection(Section):
     xgmi: Inside | None = None
     pcie: Inside | None = None
     memory: Inside | None = None
+    mnnvl: Gigabytes | None = None
     network: Gigabytes | None = None
     network_per_node: Gigabytes | None = None
     network_burst: Size = 0
