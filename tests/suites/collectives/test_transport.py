@@ -206,6 +206,13 @@ def test_a_world_inside_a_node_must_not_move_its_payload_over_a_fabric(tmp_path:
     assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=2)["agrees"] is None
 
 
+def test_nics_that_carried_what_nvlink_between_nodes_should_have_contradict_the_log(tmp_path: Path) -> None:
+    log = written(tmp_path, "h:1:2 [0] NCCL INFO Channel 00/0 : 4[0] -> 3[3] via P2P/MNNVL\n")
+    assert nccl(log, {"net:eth0": 4000}, nodes=2, ranks=8)["agrees"] is True
+    assert nccl(log, {"ib:mlx5_0/1": PAYLOAD}, nodes=2, ranks=8)["agrees"] is True  # of a node's four
+    assert nccl(log, {"ib:mlx5_0/1": 4 * PAYLOAD}, nodes=2, ranks=8)["agrees"] is False
+
+
 def test_without_a_log_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = nccl(str(tmp_path / "none.log"), {"ib:mlx5_0/1": PAYLOAD})
     assert (missing["inside"], missing["network"], missing["agrees"]) == ("unknown", "unknown", None)
