@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def faults(directory: Path, content: Scan) -> Iterator[str]:
     again from the journal. Who can write all of them can forge all of them: this is no signature.
     """
     yield from (f"{JOURNAL}, {fault}" for fault in content.faults)
+    yield from _other_end(directory / VERDICT, content)
     records = load_scanned(content, JOURNAL)
     verdict = decide(records)
     yield from _other_lines(directory / VERDICT, verdict_file.text(records, verdict, content.last))
@@ -33,6 +35,16 @@ def faults(directory: Path, content: Scan) -> Iterator[str]:
         yield from (
             f"{name} is gone, and {PAGE} leads to it" for name in pages if not (directory / name).is_file()
         )
+
+
+def _other_end(path: Path, content: Scan) -> Iterator[str]:
+    """Where the journal ends, if the verdict names another last line."""
+    try:
+        named = json.loads(path.read_bytes())["made_of"]["journal"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # which is said of the file itself
+    if named != content.last and content.numbers:
+        yield f"{JOURNAL}, line {content.numbers[-1]}: another line was the last when {path.name} was made"
 
 
 def _other_lines(path: Path, expected: str) -> Iterator[str]:
