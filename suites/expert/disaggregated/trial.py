@@ -52,7 +52,9 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
         wrong = exact_both_ways(ctx, roles, made)
     told, first = answer(found), found.runs[EXACT].results
     told["repeat"] += [
-        parity.equal(f"{what} (paced)", end[what], first[what]) for end in ended for what in first
+        parity.equal(f"{what} (paced, {number})", end[what], first[what])
+        for number, end in enumerate(ended)
+        for what in first
     ]
     layers, micro_batches = made.depth, len(made.batches[0])
     pace = pace_figures(
