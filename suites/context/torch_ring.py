@@ -27,6 +27,7 @@ from suites.context.technique import ContextParallel
 
 MODULE = "torch.distributed.tensor.experimental._attention"
 _NEEDED = ("context_parallel", "set_rotate_method")
+_BESIDE = "numpy"  # which torch imports in its context, and is installed without
 
 
 class TorchRing(ContextParallel):
@@ -45,6 +46,7 @@ class TorchRing(ContextParallel):
         super().__init__(ctx, shape, dtype)
         self.fused, self.rotation = True, rotation
         self._torch = engine(ctx, module, _NEEDED)
+        engine(ctx, _BESIDE)
 
     def cut(self, length: int, size: int) -> list[torch.Tensor]:
         """Two chunks each; torch says head-tail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,16 @@ def test_a_torch_without_it_is_not_applicable() -> None:
     said = run_world(2, lambda ctx: refused(ctx, module="torch.distributed"))
     assert {one.partition(": ")[0] for one in said} == {"torch.distributed is not importable on the nodes"}
     assert said[0].endswith("has no context_parallel, set_rotate_method")
+
+
+def test_nodes_without_what_torch_needs_for_it_are_not_applicable() -> None:
+    def without(ctx: Context) -> str:
+        with mock.patch.dict(sys.modules, {"numpy": None}):  # as if not installed
+            return refused(ctx)
+
+    load([STEP])
+    said = run_world(2, without)
+    assert {one.partition(": ")[0] for one in said} == {"numpy is not importable on the nodes"}
 
 
 def test_torch_is_left_as_it_was() -> None:
