@@ -18,8 +18,6 @@ longer to meet, so latency is that of all. Bandwidth is the same share of the bo
 Across nodes the bound of a group counts the NICs of its own g' ranks, and g'/g of one that all ranks share.
 Inside a node each rank has its own port of a switch. Links from pair to pair, as of MI300X, DGX-1 and PCIe,
 are others for other groups, and no row for all ranks says what those carry: there is no limit then.
-
-What took less than its bytes over those ceilings was not sent. Groups that differ may send at the same time.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from dataclasses import dataclass, replace
 
 from reports.record import Judgement, Outcome
 from thresholds.bounds import BoundError, bound, ceiling
-from thresholds.hardware import Hardware, Limit, LineRate
+from thresholds.hardware import Hardware, Limit
 from thresholds.lookup import Case, LimitError, find
 from thresholds.metrics import busbw_factor
-from thresholds.units import METRICS, format_number, format_size
+from thresholds.units import format_number, format_size
 
 METRIC = "pattern"
 FACTOR = 1.25
@@ -54,16 +52,12 @@ class Moved:
 
 @dataclass(frozen=True)
 class Share:
-    """What a collective of a pattern may take: latency and bytes, each by a row.
-
-    No hardware takes less than `least_s`; 0 where the file names no line rate.
-    """
+    """What a collective of a pattern may take: latency and bytes, each by a row."""
 
     moved: Moved
     latency_s: float
     bytes_s: float
     rows: tuple[Limit, Limit]
-    least_s: float
 
     def __str__(self) -> str:
         small, large = (row.where for row in self.rows)
@@ -86,15 +80,7 @@ def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
         return _share_of_group(hardware, moved, here, bytes_s)
     latency = find(hardware, "latency", {**here, "size": min(sweep.latency)})
     rate, row = floor(hardware, {**here, "size": max(sweep.plateau)})
-    least_s = _least_s(moved, here, hardware.line_rate, bytes_s)
-    return Share(moved, latency.value / 1e6, bytes_s / rate, (latency, row), least_s)
-
-
-def _least_s(moved: Moved, case: Case, line: LineRate, bytes_s: float) -> float:
-    try:
-        return bytes_s / ceiling({**case, "size": moved.size_bytes}, line)
-    except BoundError:
-        return 0.0
+    return Share(moved, latency.value / 1e6, bytes_s / rate, (latency, row))
 
 
 def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float) -> Share:
@@ -124,8 +110,7 @@ def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float
     if line.network_is_per_node and network is not None:
         line = replace(line, links={**line.links, "network": network * each / there})
     kept = min(of(group, line) / of(all_ranks, hardware.line_rate) for of in (bound, ceiling))
-    least_s = _least_s(moved, group, line, bytes_s)
-    return Share(moved, latency.value / 1e6, bytes_s / (rate * kept), (latency, row), least_s)
+    return Share(moved, latency.value / 1e6, bytes_s / (rate * kept), (latency, row))
 
 
 def _has(hardware: Hardware, case: Case, sizes: Mapping[str, int]) -> bool:
@@ -143,12 +128,6 @@ def sent_bytes(pattern: Sequence[Moved], ranks: int) -> float:
 def allowed_s(parts: Sequence[Share]) -> float:
     """Give what a pattern of these may take."""
     return FACTOR * sum(part.latency_s + part.bytes_s for part in parts)
-
-
-def least_s(parts: Sequence[Share]) -> float:
-    """Give what a pattern of these takes at least."""
-    groups = {part.moved.spread for part in parts}
-    return max(sum(part.least_s for part in parts if part.moved.spread == group) for group in groups)
 
 
 def floor(hardware: Hardware, case: Case) -> tuple[float, Limit]:
@@ -169,7 +148,7 @@ def judge(
     most_s = allowed_s(parts)
     sent = sent_bytes(pattern, ranks) / 1e9
     value, limit = sent / median_s, sent / most_s
-    good, fastest_s = median_s <= most_s, least_s(parts)
+    good = median_s <= most_s
     words = (
         f"{case.get('step')} {METRIC} {format_number(value, limit)} GB/s over {case.get('path')} is "
         f"{'at least' if good else 'below'} {format_number(limit, value)} GB/s: "
@@ -178,9 +157,6 @@ def judge(
     rows = ", ".join(dict.fromkeys(row.where for part in parts for row in part.rows))
     source = f"derived: {FACTOR:g} x (latency + bytes / busbw) of {hardware.name} ({rows})"
     outcome = Outcome.PASS if good else Outcome.FAIL
-    if median_s < fastest_s or value > METRICS[METRIC].most:
-        outcome = Outcome.UNCHECKED
-        words += f"; by the line rates it takes {fastest_s * 1e3:.4g} ms at least, so that less was sent"
     asked = f">= {format_number(limit, value)} GB/s"
     return Judgement(METRIC, outcome, words, value, "GB/s", asked, limit, source, dict(case)), ""
 
