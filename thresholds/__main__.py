@@ -26,6 +26,7 @@ from thresholds.losses import losses
 from thresholds.selectors import READERS, Value
 from thresholds.units import INSIDE_LINKS, METRICS, MNNVL, format_number, parse_size
 
+_PATTERN = {"size", "nodes", "ranks_per_node"}  # what a derived limit of a pattern is for, at least
 _LINKS = (*INSIDE_LINKS, MNNVL, "network", PER_NODE)
 _CALIBRATE = """Make a hardware file from runs of nodes that are believed healthy.
 
@@ -205,7 +206,7 @@ def _explain(options: argparse.Namespace) -> int:
     try:
         row = find(hardware, metric, case)
     except LimitError as error:
-        if metric == derived.METRIC and {"collective", "size", "nodes", "ranks_per_node"} <= case.keys():
+        if metric == derived.METRIC and case.keys() >= _PATTERN:
             return _explain_derived(hardware, case)
         return _say(sys.stderr, f"unchecked: {error}", status=1)
     return _say(sys.stdout, "\n".join(_why(hardware, metric, row, case)))
@@ -223,10 +224,16 @@ def _why(hardware: Hardware, metric: str, row: Limit, case: Case) -> Iterator[st
 
 
 def _explain_derived(hardware: Hardware, case: Case) -> int:
-    """Show the limit of a pattern of one collective, which follows from the rows for that."""
-    pattern = [Moved(str(case["collective"]), int(case["size"]))]
+    """Show the limit of a pattern of one collective, which follows from the rows for that.
+
+    Without a collective half of the ranks send so many bytes to each of the others.
+    """
+    size, per_node = int(case["size"]), [int(case["ranks_per_node"])] * int(case["nodes"])
+    ranks = sum(per_node)
     try:
-        shares = derived.shares(hardware, pattern, case, int(case["nodes"]) * int(case["ranks_per_node"]))
+        named = "collective" in case
+        moved = Moved(str(case["collective"]), size) if named else derived.fanned(size, ranks // 2, per_node)
+        shares = derived.shares(hardware, [moved], case, ranks)
     except (LimitError, BoundError) as error:
         return _say(sys.stderr, f"on record only: {error}", status=1)
     lines = [f"no row judges it: {derived.FACTOR:g} x the sum of", *(f"  {share}" for share in shares)]

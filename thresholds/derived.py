@@ -17,11 +17,16 @@ longer to meet, so latency is that of all. Bandwidth is the same share of the bo
 
 Across nodes the bound of a group counts the NICs of its own g' ranks, and g'/g of one that all ranks share.
 Inside a node each rank has its own port of a switch. Links from pair to pair, as of MI300X, DGX-1 and PCIe,
-are others for other groups, and no row for all ranks says what those carry: there is no limit then.
+are others for other groups, and no row for all ranks says what those carry: there is no limit then. A file
+says which of the two its nodes have (`switch`).
+
+M ranks that send s bytes to each of N others (`fanned`) have the limit of an even all_to_all that has as much
+to do on the busiest wire.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +40,7 @@ from thresholds.units import format_number, format_size
 
 METRIC = "pattern"
 FACTOR = 1.25
+FANNED = "m_to_n"  # what ranks call it where the first M of all send to each of the others
 _SWEEP: Case = {"step": "collectives.sweep", "dtype": "fp32"}
 
 
@@ -92,7 +98,7 @@ def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float
         raise LimitError("missing", f"{said}: no row for all ranks holds for that")
     if nodes == 1:
         here = {**here, "path": hardware.inside, "nodes": 1}
-        if each < there and not (hardware.line_rate.nvls or hardware.inside == "memory"):
+        if each < there and not (hardware.line_rate.switch or hardware.inside == "memory"):
             said = f"{moved.collective} among {each} of {there} ranks of a node"
             raise LimitError(
                 "missing", f"{said}: {hardware.name} names no switch that gives each its own port"
@@ -111,6 +117,28 @@ def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float
         line = replace(line, links={**line.links, "network": network * each / there})
     kept = min(of(group, line) / of(all_ranks, hardware.line_rate) for of in (bound, ceiling))
     return Share(moved, latency.value / 1e6, bytes_s / (rate * kept), (latency, row))
+
+
+def fanned(size_bytes: int, senders: int, per_node: Sequence[int]) -> Moved:
+    """Give an even all_to_all that leaves no wire less to do than the first M ranks that send s bytes to N.
+
+    Of n ranks, g on its node, a rank of an even all_to_all of n p bytes sends n - g parts of p bytes by its
+    NIC and g - 1 inside, and receives as many. A sender here has N peers, and a receiver has M, which share
+    its NIC: of these `across` are on other nodes. With p = s max(across / (n - g), inside / (g - 1)) over
+    all ranks no rank sends or receives more than that one does, on either kind of wire.
+    """
+    ranks = sum(per_node)
+    nodes = [node for node, count in enumerate(per_node) for _ in range(count)]
+    if not 0 < senders < ranks:
+        raise LimitError("missing", f"{senders} of {ranks} ranks send to the others: nothing is sent")
+    sending = Counter(nodes[:senders])
+    busiest = 0.0
+    for rank, node in enumerate(nodes):
+        here = sending[node] if rank >= senders else per_node[node] - sending[node]
+        peers = senders if rank >= senders else ranks - senders
+        wires = ((peers - here, ranks - per_node[node]), (here, per_node[node] - 1))
+        busiest = max(busiest, *(there / every for there, every in wires if every))
+    return Moved("all_to_all", math.ceil(ranks * size_bytes * busiest))
 
 
 def _has(hardware: Hardware, case: Case, sizes: Mapping[str, int]) -> bool:

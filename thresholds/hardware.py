@@ -54,14 +54,16 @@ class LineRate:
     """GB/s per direction: `links` per rank (None: measured in the same run).
 
     With `network_is_per_node` the network figure is what all ranks of a node share, instead of one NIC each.
-    `network_burst_bytes` pass at once when a shaped link has been idle. `nvls`: switches reduce inside a
-    node, and where `links` has mnnvl in the whole NVLink domain; `sharp`: between nodes.
+    `network_burst_bytes` pass at once when a shaped link has been idle. `switch`: inside a node each rank has
+    its own port of a switch; `nvls`: that switch reduces, and where `links` has mnnvl all switches of the NVLink
+    domain do; `sharp`: those between nodes do.
     """
 
     inside: str
     links: Mapping[str, float | None]
     network_is_per_node: bool = False
     network_burst_bytes: int = 0
+    switch: bool = False
     nvls: bool = False
     sharp: bool = False
 

@@ -52,6 +52,12 @@ def test_explain_shows_the_row_its_source_and_the_physics(small: str, capsys: Ca
     assert "above 150 GB/s something else was measured" in out
 
 
+def test_explain_derives_the_limit_of_ranks_that_send_to_the_others(capsys: Capture) -> None:
+    case = ["step=expert.m2n_speed", "path=network", "nodes=4", "ranks_per_node=8", "size=3MiB"]
+    assert main(["explain", "h100-sxm5-ndr400", "pattern", *case]) == 0
+    assert "all_to_all of 64MiB: " in capsys.readouterr().out  # two thirds of 32 x 3 MiB
+
+
 def test_explain_works_out_a_share_of_the_bound(capsys: Capture) -> None:
     case = ["collective=all_to_all", "path=network", "nodes=4", "ranks_per_node=8", "size=8GiB"]
     assert main(["explain", "h100-sxm5-ndr400", "busbw", *case]) == 0

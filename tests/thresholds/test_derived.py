@@ -122,6 +122,38 @@ def test_groups_that_no_row_holds_for_are_on_record(hardware: Hardware, spread: 
     assert why
 
 
+@pytest.mark.parametrize(
+    ("senders", "per_node", "share"),
+    [
+        (4, [8], 4 / 7),  # inside a node half of seven peers, and on two nodes all peers on the other
+        (8, [8, 8], 1.0),
+        (16, [8] * 4, 2 / 3),
+        (1, [1, 1], 1.0),
+        (2, [1] * 4, 2 / 3),
+        (1, [4], 1.0),  # one sender's port has what an all_to_all has
+        (12, [8, 8], 1.0),  # whom eight elsewhere and four of its own node send to
+    ],
+)
+def test_no_wire_of_m_to_n_has_more_to_do_than_in_its_even_all_to_all(
+    senders: int, per_node: list[int], share: float
+) -> None:
+    ranks = sum(per_node)
+    moved = derived.fanned(MIB, senders, per_node)
+    assert (moved.collective, moved.spread) == ("all_to_all", ())
+    assert moved.size_bytes == pytest.approx(ranks * MIB * share, rel=1e-6)
+    part = moved.size_bytes / ranks
+    node = [number for number, count in enumerate(per_node) for _ in range(count)]
+    busy = []
+    for rank in range(ranks):
+        peers = range(senders, ranks) if rank < senders else range(senders)
+        across = sum(node[peer] != node[rank] for peer in peers) * MIB
+        inside = len(peers) * MIB - across
+        others = per_node[node[rank]] - 1
+        busy += [(across, (ranks - others - 1) * part), (inside, others * part)]
+    assert all(there <= every * (1 + 1e-6) for there, every in busy)
+    assert any(there == pytest.approx(every, rel=1e-6) for there, every in busy if there)
+
+
 SHAPES = ((8,), (4,), (2,), (1, 1), (1, 1, 1, 1), (2, 2), (4, 4), (8, 8))
 
 
@@ -140,7 +172,7 @@ def test_every_shipped_file_limits_groups_or_says_why_not() -> None:
             try:
                 (part,) = derived.shares(file, [moved], case, 4 * each)
             except (LimitError, BoundError) as error:
-                if file.line_rate.nvls and "has no figure" not in str(error):
+                if file.line_rate.switch and "has no figure" not in str(error):
                     wrong.append(f"{name}: {kind} {spread}: {error}")
                 continue
             limited.add(name)

@@ -223,4 +223,5 @@ def _line_rate(inside: str, section: LineRateSection) -> LineRate:
     if section.network_per_node is not None:
         links["network"] = section.network_per_node
     per_node = section.network_per_node is not None
-    return LineRate(inside, links, per_node, section.network_burst, section.nvls, section.sharp)
+    burst, switch = section.network_burst, section.switch or section.nvls
+    return LineRate(inside, links, per_node, burst, switch, section.nvls, section.sharp)

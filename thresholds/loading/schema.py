@@ -112,6 +112,7 @@ class LineRateSection(Section):
     network: Gigabytes | None = None
     network_per_node: Gigabytes | None = None
     network_burst: Size = 0
+    switch: bool = False
     nvls: bool = False
     sharp: bool = False
 

@@ -15,12 +15,14 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
-from fixtures.ranks.study.pattern import Move, Pattern, moved, timed
+from fixtures.ranks.study.pattern import Pattern, exact
 from suites.expert import issued
 from suites.expert.disaggregated.model import Pace
 from suites.expert.disaggregated.passes import Log, Sides
 from suites.expert.issued import WORD_BYTES
 from suites.expert.speed import Watched, timed_together
+
+_FANNED = "m_to_n"  # what the controller derives a limit for (thresholds/derived.py)
 
 
 def pace_figures(
@@ -62,24 +64,29 @@ def pace_figures(
 def pattern_speed(
     ctx: Context, roles: Sides, sizes: list[int], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Hold and time each size both ways; `pattern` is the last size's."""
+    """Hold and time each size both ways, and judge them together; `pattern` is the last size's.
+
+    By itself M-to-N is judged at that size alone: of small messages it tells how the host issues them.
+    """
     edges = [Edges(ctx, roles, size) for size in sizes]
     told = answer(*(study(ctx, one) for one in edges))
     found: dict[str, Any] = {**told, "figures": {}, "wrong": [], "moved": [], "samples": iterations}
     for edge, size in zip(edges, sizes, strict=True):
+        took: dict[str, list[float]] = {}
         for name, way in edge.ways.items():
             watched = Watched(partial(sent_by, way), way.output.clone())
             label = f"{name} {size}"
-            seconds = timed_together(ctx, watched, label, iterations, budget_s / (2 * len(sizes)))
-            median = statistics.median(seconds)
-            found["samples"] = min(len(seconds), found["samples"])
+            took[name] = timed_together(ctx, watched, label, iterations, budget_s / (2 * len(sizes)))
+            median = statistics.median(took[name])
+            found["samples"] = min(len(took[name]), found["samples"])
             found["figures"][f"{name}_us_{size}"] = median * 1e6
             found["figures"][f"{name}_gigabytes_per_s_{size}"] = size * len(roles.attention) / median / 1e9
             found["parity"].append(watched.entry(f"{label} bytes"))
-        found["figures"]["pattern"] = found["figures"][f"m2n_gigabytes_per_s_{size}"]
-        both = timed(ctx, Pattern(list(edge.ways.values())), f"{size} bytes")
-        found["wrong"] += both.wrong
-        found["moved"] += moved(ctx, edge.even(ctx.size), both.seconds, f"{size} bytes")["moved"]
+        both = [sum(each) for each in zip(*took.values(), strict=False)]
+        found["moved"].append(edge.moved(f"{size} bytes", roles, both, ways=2))
+        found["wrong"] += exact(ctx, Pattern(list(edge.ways.values())), f"{size} bytes")
+    found["figures"]["pattern"] = found["figures"][f"m2n_gigabytes_per_s_{size}"]
+    found["moved"].append(edge.moved(f"m2n {size} bytes", roles, took["m2n"]))
     return found
 
 
@@ -116,9 +123,10 @@ class Edges(Technique[None]):
         """Of this rank's side."""
         return [Form(issued.edges(self.peers, self.size_bytes, self.sends))]
 
-    def even(self, ranks: int) -> list[Move]:
-        """An all_to_all among all for each way: it sends as much from each to each, and more of them do."""
-        return [Move("all_to_all", ranks * self.size_bytes) for _ in self.ways]
+    def moved(self, name: str, roles: Sides, seconds: list[float], ways: int = 1) -> dict[str, Any]:
+        """What is judged: how many send how much to each of how many, so many times."""
+        sent = [_FANNED, self.size_bytes, [len(roles.attention), len(roles.experts)]]
+        return {"name": name, "moves": [sent] * ways, "seconds": seconds}
 
 
 def sent_by(way: Dealt) -> Tensor:
