@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fixtures.node.processes import wait_until
@@ -118,16 +119,24 @@ RANKS = (
     ),
     *(
         Row(
-            *(f"serial-{what}", 17, f"{said}, on all nodes", of_fabric(*kinds)),
+            *(f"serial-{what}", 17, f"{said}, on all nodes"),
+            replace(of_fabric(*kinds), junit=(shown,)),
             everywhere("patch_torch", source),
             workload=family,
             faulty=0,
             limit_s=HANGS_S,
         )
-        for what, said, source, family, *kinds in (
-            ("ddp", "DDP waits for each bucket", patches.DDP_WAITS, "zero"),
-            ("fsdp", "fully_shard prefetches nothing", patches.NO_PREFETCH, "zero", "fabric"),
-            ("ping-pong", "two sides of experts take turns", patches.SENDS_IN_TURN, "expert"),
+        for what, said, source, family, shown, *kinds in (
+            ("ddp", "DDP waits for each bucket", patches.DDP_WAITS, "zero", "zero.overlap overlap is"),
+            (
+                "fsdp",
+                "fully_shard prefetches nothing",
+                patches.NO_PREFETCH,
+                "zero",
+                "gathered late",
+                "fabric",
+            ),
+            ("ping-pong", "two sides take turns", patches.SENDS_IN_TURN, "expert", "expert.m2n gain is"),
         )
     ),
     Row(
