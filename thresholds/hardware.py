@@ -55,8 +55,8 @@ class LineRate:
 
     With `network_is_per_node` the network figure is what all ranks of a node share, instead of one NIC each.
     `network_burst_bytes` pass at once when a shaped link has been idle. `switch`: inside a node each rank has
-    its own port of a switch; `nvls`: that switch reduces, and where `links` has mnnvl those of the whole NVLink
-    domain; `sharp`: those between nodes.
+    its own port of a switch; `nvls`: that switch reduces, and those of the whole NVLink domain where `links`
+    has mnnvl; `sharp`: those between nodes.
     """
 
     inside: str
