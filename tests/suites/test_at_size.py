@@ -39,9 +39,11 @@ def asked(case: Case, backend: str, ranks: int) -> dict[str, object]:
     return {**case.parameters, **case.scaled(MODELS[backend], ranks), "at_size": True}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+# Two ranks have each of them in `make accept`; of four it is those that have two axes then.
+@pytest.mark.parametrize("ranks", [3, 4])
 def test_every_technique_is_right_at_size(ranks: int) -> None:
-    found = assert_green(ranks, [(case.step, asked(case, "gloo", ranks)) for case in CASES], PARTS)
+    here = [case for case in CASES if ranks < 4 or case.step.startswith(("mesh.", "zero.hsdp"))]
+    found = assert_green(ranks, [(case.step, asked(case, "gloo", ranks)) for case in here], PARTS)
     assert all(rank["figures"]["step_seconds"] > 0 for told in found for rank in told)
 
 
