@@ -156,7 +156,7 @@ def by_preference() -> Patches:
     ]
 
 
-def _imported(_: Context, name: str, _needs: Sequence[str]) -> ModuleType:
+def _imported(_: Context, name: str, _needs: Sequence[str] = ()) -> ModuleType:
     """An engine that nobody asks other ranks for."""
     return import_module(name)
 

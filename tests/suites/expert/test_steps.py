@@ -75,8 +75,9 @@ def test_every_part_of_every_step_holds() -> None:
             assert len(one["seconds"]) == ITERATIONS
     (dispatch, combine) = found[-1][0]["moved"][0]["moves"]
     assert (dispatch[1] * 2 * 128, dispatch[0]) == (combine[1] * (128 + 4), "all_to_all")  # fp8, and bf16
-    (pairs,) = found[len(STEPS) + 1][0]["moved"]
-    assert (pairs["name"], pairs["moves"]) == ("4096 bytes", [["all_to_all", 4 * 4096, []]] * 2)
+    both, one_way = found[len(STEPS) + 1][0]["moved"]
+    assert (both["name"], one_way["name"]) == ("4096 bytes", "m2n 4096 bytes")
+    assert both["moves"] == 2 * one_way["moves"] == [["m_to_n", 4096, [2, 2]]] * 2
 
 
 @pytest.mark.parametrize("ranks", SIZES)
