@@ -68,8 +68,9 @@ UNTIMED = Part("untimed", FAULTS.paths, marks=f"{BESIDE} and untimed")
 # Most planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. They
 # wait for half of their time, which is enough for tests of one process. Worlds of ranks, however idle, took a
 # quarter of a pattern's bandwidth: they run beside the faults that measure nothing.
+REST = ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS)))
 STAGES = (
-    (FAULTS, Part("rest", ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS))), idle=True)),
+    (FAULTS, Part("rest", REST, workers=2, idle=True)),
     (
         Part("untimed", FAULTS.paths, marks=f"{BESIDE} and untimed"),
         Part("worlds", WORLDS, workers=2, idle=True),
