@@ -12,8 +12,8 @@ from reports.answer import console_lines
 from reports.begin import CASES, JOURNAL, UNUSABLE
 from reports.compare import diff, metrics
 from reports.compare.runs import Run, UnreadableError, read, table
-from reports.decision import decide
-from reports.render import load, render
+from reports.decision import exit_status
+from reports.render import rendered
 from reports.text import clean
 
 
@@ -59,10 +59,9 @@ def _render(chosen: argparse.Namespace) -> int:
     directory: Path = chosen.directory
     if not (directory / JOURNAL).is_file():
         raise UnreadableError(f"{directory} holds no {JOURNAL}")
-    status = render(directory, chosen.junit)
-    verdict = decide(load(directory / JOURNAL))
+    records, verdict = rendered(directory, chosen.junit)
     _print(console_lines(verdict, str(directory / "report.html")))
-    return status
+    return exit_status(records, verdict)
 
 
 def _diff(chosen: argparse.Namespace) -> int:

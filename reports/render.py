@@ -21,6 +21,12 @@ def render(report_dir: Path, cases: str = CASES[0]) -> int:
     """Write every report from the journal in `report_dir`; returns the exit status of that run.
 
     `cases` is one of CASES.
+    """
+    return exit_status(*rendered(report_dir, cases))
+
+
+def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], RunVerdict]:
+    """The same; returns the records, and the verdict that was made of them.
 
     The files that gate nodes are written first. A page that cannot be drawn does not cost the verdict.
     """
@@ -31,14 +37,14 @@ def render(report_dir: Path, cases: str = CASES[0]) -> int:
         gc.enable()
 
 
-def _render(report_dir: Path, cases: str) -> int:
+def _render(report_dir: Path, cases: str) -> tuple[list[Record], RunVerdict]:
     records, last = _read(report_dir / JOURNAL)
     verdict = decide(records)
     verdict_file.write(report_dir / VERDICT, records, verdict, last)
     answer.write_lists(report_dir, verdict)
     junit.write(report_dir / JUNIT, records, verdict, cases)
     _write_html(report_dir, records, verdict)
-    return exit_status(records, verdict)
+    return records, verdict
 
 
 def load(journal: Path) -> list[Record]:
