@@ -19,7 +19,7 @@ from tests.reports.page.browser import Browser, chromium, served
 from tests.reports.page.test_html import slow
 from tests.reports.page.test_schedules import bubble_check, recorded
 from tests.reports.page.test_searches import reading, searched
-from tests.reports.page.test_steps import parity, step
+from tests.reports.page.test_steps import held, parity, step
 from tests.reports.test_repeats import repeat
 
 NODES = [f"rack12-gpu{number:02d}.cluster.example.com" for number in range(1, 9)]
@@ -54,6 +54,24 @@ def named() -> CheckRecord:
     )
 
 
+def much() -> CheckRecord:
+    """A step that is held to as much as one of experts is, with as many figures on record."""
+    metrics = (
+        "repeat",
+        "wrong_elements",
+        "traffic",
+        "memory",
+        "pattern",
+        "gain",
+        "span_ms",
+        "combine",
+        "dispatch",
+    )
+    judgements = [held(name, 0.01655, ">= 0.0172 GB/s", 0.0172, Outcome.FAIL) for name in metrics]
+    figures = {f"{way}_{what}": 7159.5 for way in ("combine", "dispatch") for what in ("ep2", "p99_us", "us")}
+    return step("time", "zero1-parameters-bfloat16-network", *judgements, figures=figures)
+
+
 def records() -> list[Record]:
     """A run with everything that the page has a place for, and the long names of a real cluster."""
     unknown = "its hardware file has no row for all_to_all_v over network at 8 nodes in bfloat16"
@@ -68,6 +86,7 @@ def records() -> list[Record]:
         check(making.PAIR, NODES, recorded={**slow().recorded, "bound_gigabytes_per_s": 9000.0}),
         *(check(making.PAIR + str(n), NODES[:3], Outcome.UNCHECKED, reason=unknown) for n in range(7)),
         *(step("parity", f"zero{n}-parameters-bfloat16-network", parity(n / 200)) for n in range(1, 4)),
+        much(),
         bubble_check(recorded()),
         absent,
     ]
