@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fixtures.check import requests
-from fixtures.check.plan import NETWORK, Case, Planned
+from fixtures.check.plan import NETWORK, NIC, Case, Place, Planned
 from fixtures.check.target import Target
+from suites.collectives.test_collectives import sweep
 from suites.expert.test_expert import DIVIDED, LATENCY, NORMAL, PATTERN, PING_PONG, SIZES
 from suites.zero.test_zero import AT_SIZE, STEPS
 from tests.each import each
 from tests.thresholds.files import GOOD, loaded
-from thresholds.hardware import MODELS, Model
+from thresholds.hardware import MODELS, Hardware, Model
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, read, shipped
 
@@ -129,3 +131,20 @@ def test_the_file_for_h100_has_the_settings_of_deepep() -> None:
     assert (experts.normal, experts.low_latency) == ((4096, 7168, 8), (128, 7168, 8))
     assert experts.m2n == tuple(kib << 10 for kib in (256, 512, 1024, 2048))
     assert "deepseek-ai/DeepEP@" in experts.source
+
+
+def test_nics_alone_are_judged_at_the_smallest_size_that_has_a_limit_and_gives_each_rank_its_part() -> None:
+    file = load(shipped()["h100-sxm5-ndr400"])
+    bare = replace(file, limits=())
+    (case,) = sweep(["all_reduce"])
+
+    def judged(file: Hardware, place: Place, nodes: int) -> tuple[list[int], int]:
+        ranks = {f"n{i}": 8 for i in range(nodes)}
+        target = Target(Planned(case, place, tuple(ranks), "id"), ranks, file, "nccl", {})
+        asked = requests.bandwidth(target).parameters
+        assert asked["sizes"][0] == min(file.sweep.bandwidth)
+        return asked["judged"], asked["sizes"][-1]
+
+    assert judged(file, NIC, 2) == ([1 << 30], 1 << 30)
+    for other in ((file, NIC, 16), (file, NETWORK, 2), (bare, NIC, 2)):
+        assert judged(*other) == ([8 << 30], 8 << 30)
