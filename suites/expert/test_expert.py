@@ -132,7 +132,7 @@ DIVIDED = [
 
 def apart(micro_batches: int) -> Entries:
     """Give what an attention rank says; an expert rank says more."""
-    return held(parity=2 + micro_batches, repeat=3 + 12 * micro_batches, traffic=6, delivered=3)
+    return held(parity=2 + micro_batches, repeat=3 + 7 * micro_batches, traffic=6, delivered=3)
 
 
 PING_PONG = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from fixtures.ranks import timing
+from fixtures.ranks.study.overlap import timed_rounds
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Op, Shape
 from suites.pipeline.simulator import UNITS, Span, bubble, simulate
 from suites.pipeline.stages import Pipeline
@@ -19,21 +19,18 @@ _UNITS_EACH = 3  # F, I and W of one micro-batch in one stage
 
 def measure(
     pipeline: Pipeline, schedule: str, busy_s: float, repeats: int
-) -> tuple[dict[str, float], list[Span]]:
+) -> tuple[dict[str, float], list[Span], int]:
     """Measure the bubble with stages of known length, beside the formula and the simulation.
 
     `stretch` is the longest mean of any rank's forwards, backwards or parts of these, over the time that they
-    are given. What comes with the figures is the schedule that they belong to: this rank's part of it.
+    are given. With the figures come the schedule that they belong to, this rank's part of it, and the rounds.
     """
     shape, recorder = pipeline.shape, pipeline.recorder
     unit_s = busy_s / (_UNITS_EACH * shape.micro_batches * shape.chunks)
     given = {kind: units * unit_s for kind, units in UNITS.items()}
-    rounds = []
+    rounds: list[list[Span]] = []
     with recorder.paced(given):
-        for _ in range(repeats):
-            timing.barrier(pipeline.ctx)
-            pipeline.step()
-            rounds.append(recorder.spans)
+        timed_rounds(pipeline.ctx, [pipeline.step], repeats, lambda: rounds.append(recorder.spans))
     spans = typical(rounds)
     ranks = _of_all_ranks(pipeline, spans)
     measured, formula = _bubble(ranks), PLANS[schedule].bubble(shape)
@@ -47,7 +44,7 @@ def measure(
             mean_s / given[kind] for rank in ranks for kind, mean_s in zip(_KINDS, rank[2:], strict=True)
         ),
     }
-    return figures, spans
+    return figures, spans, len(rounds)
 
 
 def typical(rounds: Sequence[Sequence[Span]]) -> list[Span]:

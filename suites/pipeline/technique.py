@@ -197,7 +197,7 @@ def run(
     """Run a schedule of `per_rank` micro-batches per rank and `rows` rows each, in pipelines of `most` ranks.
 
     For the bubble every stage takes a calibrated time, such that a rank is busy for `busy_ms` in each of
-    `repeats` rounds. A torch that is too old for the schedule is no fault: the case is n/a.
+    `repeats` rounds at most. A torch that is too old for the schedule is no fault: the case is n/a.
     """
     shape = shape_of(schedule, ctx.size, per_rank, most)
     _fit(ctx, shape, width, rows)
@@ -209,11 +209,11 @@ def run(
             return technique.ordered(at_size(own, technique))
         found = study(own, technique)
         ctx.progress.phase("bubble")
-        figures, spans = bubble.measure(found.runs[EXACT].kept, schedule, busy_ms / 1e3, repeats)
+        figures, spans, rounds = bubble.measure(found.runs[EXACT].kept, schedule, busy_ms / 1e3, repeats)
     return {
         **technique.ordered(answer(found)),
         "figures": figures,
-        "samples": repeats,
+        "samples": rounds,
         "schedule": {
             "pipeline": min(among.ranks),
             "place": own.rank,

@@ -95,7 +95,7 @@ PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},
 }
-OVERLAP = [case_of("zero.overlap", **PACED, holds=held(parity=12, repeat=30, traffic=2))]
+OVERLAP = [case_of("zero.overlap", **PACED, holds=held(parity=12, repeat=20, traffic=2))]
 
 
 @over([*TRAINED, *OVERLAP], INSIDE, NETWORK, ask=requests.step, judges=parallel.PARITY)

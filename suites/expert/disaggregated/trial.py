@@ -41,20 +41,23 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
     with sides(ctx, attention) as roles:
         apart = Apart(ctx, roles, draw, free)
         found = study(ctx, apart)
-        alone, timed, ended = [], [], []
-        for _ in range(overlap.ROUNDS):
-            timing.barrier(ctx)
+        alone, timed, ended = list[Log](), list[Log](), list[Named]()
+
+        def first() -> None:
             alone.append(run_pass(ctx, roles, made.first(), paced)[1])
-            timing.barrier(ctx)
+
+        def all_of_them() -> None:
             ends, log = run_pass(ctx, roles, made, paced)
             timed.append(log)
             ended.append(apart.named(ends))
+
+        overlap.timed_rounds(ctx, (first, all_of_them), overlap.ROUNDS)
         wrong = exact_both_ways(ctx, roles, made)
-    told, first = answer(found), found.runs[EXACT].results
+    told, right = answer(found), found.runs[EXACT].results
     told["repeat"] += [
-        parity.equal(f"{what} (paced, {number})", end[what], first[what])
+        parity.equal(f"{what} (paced, {number})", end[what], right[what])
         for number, end in enumerate(ended)
-        for what in first
+        for what in right
     ]
     layers, micro_batches = made.depth, len(made.batches[0])
     pace = pace_figures(
