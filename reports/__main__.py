@@ -87,7 +87,7 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _begun(places: Sequence[Path]) -> list[Run]:
-    """Read the runs that began, and say of which places that is not so."""
+    """Read the runs that began, and print the places where none did."""
     never = [place for place in places if place.is_dir() and not (place / JOURNAL).exists()]
     for place in never:
         print(f"{place}: no run began there", file=sys.stderr)

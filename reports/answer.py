@@ -1,7 +1,7 @@
 """The answer for the operator: a hosts file for each standing, and the last lines on the console.
 
-All three hosts files are always written. `accepted.txt`, which hands nodes over, is written last, so that a
-full disk cannot hand over nodes of which the other files know nothing.
+All three hosts files are always written. `accepted.txt`, which hands nodes over, is written last: a full disk
+must not leave accepted nodes without the lists of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The journal held against its plan: what never reported, what contradicts itself, how the run ended."""
+"""Compare the journal with its plan: what never reported, what contradicts itself, how the run ended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Audit:
 
 
 def examine(records: Sequence[Record]) -> Audit:
-    """Hold every planned check and node against what reported."""
+    """Compare every planned check and node with what reported."""
     plans = [record for record in records if isinstance(record, PlanRecord)]
     planned = [check for plan in plans for check in plan.checks]
     checks = [record for record in records if isinstance(record, CheckRecord)]
@@ -106,7 +106,7 @@ def _unplanned(check: CheckRecord, planned_nodes: dict[str, tuple[str, ...]]) ->
 
 
 def contradictions(check: CheckRecord) -> Iterator[str]:
-    """Why this report cannot be believed: predicates whose subject is the check. Nothing when it can.
+    """Why this report cannot be believed, as predicates whose subject is the check; nothing when it can.
 
     A check without nodes, such as those of the self-check, judges none, so it may pass and still blame one.
     """
@@ -156,9 +156,9 @@ def _compared(judgement: Judgement) -> bool:
 def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
     """The nodes that this check's evidence convicts.
 
-    Blame that names two nodes cannot say which of them is bad, and convicts neither. Wrong data, and a fault
-    that came back when the case was run again, count whatever the check ended in; other evidence counts only
-    in a check that was judged and failed.
+    Blame that names two nodes does not tell which of them is bad, and convicts neither. Wrong data, and a
+    fault that came back when the case was run again, count whatever the outcome of the check; other evidence
+    counts only in a check that was judged and failed.
     """
     for part in check.parts:
         for blame in part.blame:
@@ -196,7 +196,7 @@ def head(records: Iterable[Record]) -> RunRecord | None:
 
 
 def notes(records: Sequence[Record]) -> tuple[str, ...]:
-    """What a reader must know first: what the run says of itself, and what the files of its nodes judge."""
+    """What a reader must know first: the notes of the run, and what its nodes' hardware files judge."""
     run, nodes = head(records), [record for record in records if isinstance(record, NodeRecord)]
     files = [f"{node.hardware} judges {said}" for node in nodes if (said := node.facts.get("judges"))]
     return tuple(dict.fromkeys((*(run.notes if run else ()), *files)))

@@ -1,7 +1,7 @@
 """How a report directory begins: held by one run, with a red report in it and nothing of an earlier run.
 
-By default that is a new directory in `reports/runs`, to which `reports/out` leads. `python3 -m reports.begin
-ARGUMENTS` does that for `pytest suites/ ARGUMENTS`. The standard library is enough for it, so that a set-up
+By default that is a new directory in `reports/runs`, to which `reports/out` links. `python3 -m reports.begin
+ARGUMENTS` does the same for `pytest suites/ ARGUMENTS`. It needs only the standard library, so that a set-up
 that fails leaves a red report too.
 """
 
@@ -47,14 +47,14 @@ _COUNTERS = 'tests="1" failures="0" errors="1" time="0.000"'
 
 
 class UnusableError(Exception):
-    """No report can be written there; says what of an earlier run is still there."""
+    """No report can be written there; the text says what is left there of an earlier run."""
 
 
 def take(place: Path, user_junit: Path | None = None, runs: Path | None = None) -> Hold:
     """Hold the place and begin in it; raises HeldError, with nothing touched, or UnusableError.
 
-    With `runs` the last run stays as it is. Where no directory can be made there, or no link to it (a mount
-    or a link of the operator's is in its place), the place itself is begun in.
+    With `runs` the last run stays as it is. Where no directory can be made there, or no link to it (because
+    the operator has a mount or a link there), the run begins in the place itself.
     """
     hold = _kept(place, runs) if runs is not None else None
     if hold is None:
@@ -72,9 +72,9 @@ def take(place: Path, user_junit: Path | None = None, runs: Path | None = None) 
 
 
 def _kept(place: Path, runs: Path) -> Hold | None:
-    """Hold a new directory in `runs`, to which the place leads as soon as there is a red report in it.
+    """Hold a new directory in `runs`, to which the place links as soon as there is a red report in it.
 
-    None where that cannot be: then the place leads nowhere, so that no later write changes the last run.
+    None where that is impossible: then the place links nowhere, so that no later write changes the last run.
     """
     hold = None
     with contextlib.suppress(OSError):
@@ -92,11 +92,10 @@ def _kept(place: Path, runs: Path) -> Hold | None:
 
 
 def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> None:
-    """Leave a red report, which stands until the run replaces it, and nothing of an earlier run.
+    """Leave a red report, which stays until the run replaces it, and nothing of an earlier run.
 
-    What CI servers read turns red first, so that a kill at any moment leaves nothing green of a set that is
-    no longer whole. Where nothing can be written, what is old is removed or emptied, and UnusableError says
-    so.
+    What CI servers read turns red first, so that a kill at any moment leaves nothing green of an incomplete
+    report. Where nothing can be written, old files are removed or emptied, and UnusableError says so.
     """
     text = _tombstone(why)
     reports = [directory / JUNIT, *([user_junit] if user_junit else [])]
@@ -133,7 +132,7 @@ def _write_fault(path: Path, text: str) -> str:
 
 
 def _taken_away(path: Path) -> bool:
-    """Remove a file, or at least empty it, which nobody reads as green either."""
+    """Remove a file, or at least empty it: an empty one is not read as green either."""
     try:
         path.unlink()
     except (FileNotFoundError, NotADirectoryError):
@@ -147,9 +146,9 @@ def _taken_away(path: Path) -> bool:
 
 
 def report_dir(here: Path, text: str | None, root: Path) -> tuple[Path, Path | None]:
-    """Say where the report goes: what --report-dir says, seen from `here`, or reports/out.
+    """Say where the report goes (--report-dir, relative to `here`, or reports/out) and where runs are kept.
 
-    And where runs are kept, None for a directory of the operator's.
+    The latter is None for a directory that the operator named.
     """
     ours = root / "reports" / "out"
     place = Path(os.path.abspath(here / os.path.expanduser(text))) if text else ours
@@ -158,7 +157,7 @@ def report_dir(here: Path, text: str | None, root: Path) -> tuple[Path, Path | N
 
 
 def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | None:
-    """Give the run that --resume names, before `reports/out` leads elsewhere; None without one.
+    """Give the run that --resume names, before `reports/out` links to another; None without the option.
 
     Raises UnusableError where the new report would take the place of that run.
     """
@@ -173,7 +172,7 @@ def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | Non
 def junit_path(text: str | None) -> Path | None:
     """Give the path of --junitxml as pytest understands it, None when it was not asked for.
 
-    None for a device or a pipe too: it holds nothing of last night, and /dev/null must stay what it is.
+    None for a device or a pipe too: it keeps no old report, and /dev/null must not be replaced.
     """
     if not text:
         return None

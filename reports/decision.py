@@ -30,7 +30,7 @@ from reports.text import first_line
 
 
 class Standing(str, Enum):
-    """What becomes of a node at the end of a run. One that was beside the others is not judged by it."""
+    """What becomes of a node at the end of a run. A node beside the others only helped, and is not judged."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -51,7 +51,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Blamed:
-    """The part that the evidence of a check names; `check` is "" for a node that the run itself lost."""
+    """A part that the evidence of a check names; `check` is "" for a node that the run itself lost."""
 
     check: str
     blame: Blame
@@ -80,7 +80,7 @@ class RunVerdict:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many nodes have each standing; of those that were beside others only where there are any."""
+        """How many nodes have each standing; `beside` only where there are any."""
         found = {standing: len(self.standing(standing)) for standing in Standing}
         return {one.value: count for one, count in found.items() if count or one is not Standing.BESIDE}
 
@@ -119,7 +119,7 @@ def decide(records: Sequence[Record]) -> RunVerdict:
 
 
 def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator[Blamed]:
-    """Yield what the checks name, the nodes that failed alone, and the lost nodes that no check names."""
+    """Yield the parts that checks name, the nodes that failed alone, and lost nodes that no check names."""
     named = [Blamed(check.id, blame) for check in checks for part in check.parts for blame in part.blame]
     alone = [check for check in checks if check.failed_alone]
     named += [Blamed(check.id, Blame(BlameKind.NODE, check.nodes, check.reason)) for check in alone]
@@ -170,7 +170,7 @@ def _everyone(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def _unrecognised(run: RunRecord | None, records: Sequence[Record]) -> list[Objection]:
-    """With `--hardware auto` each node must match a hardware file, or no limit was held against it."""
+    """With `--hardware auto` each node must match a hardware file: otherwise it met no limit."""
     if run is None or run.hardware != "auto":
         return []
     nodes = [record for record in records if isinstance(record, NodeRecord)]
@@ -218,7 +218,7 @@ def _nodes(
 
 
 def _beside(verdict: NodeVerdict) -> NodeVerdict:
-    """What is said of a node that was proven before: only that it is bad, if it is."""
+    """The verdict on a node that was proven before: only that it is bad, if it is."""
     if verdict.standing is Standing.REJECTED:
         return replace(verdict, reason=f"it was beside the others, and is bad: {verdict.reason}")
     more = f": {verdict.reason}" if verdict.standing is Standing.UNPROVEN and verdict.checks else ""

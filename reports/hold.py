@@ -1,4 +1,4 @@
-"""The report directory of a run: held by one run at a time, by default a new one behind a link."""
+"""The report directory of a run: held by one run at a time, by default a new one to which a link points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-_BEFORE_IT_RUNS = {"junit.xml", ".lock"}  # what a directory holds in which no run ever began
+_BEFORE_IT_RUNS = {"junit.xml", ".lock"}  # all that is in a directory in which no run began
 
 
 class HeldError(Exception):
@@ -65,7 +65,7 @@ class Hold:
             return path.open()  # another user's, who may hold it: a lock needs no right to write
 
     def publish(self) -> None:
-        """Let the place, if it is a link, lead to this directory from one moment to the next."""
+        """Let the place, if it is a link, point to this directory, atomically."""
         if self.directory == self.place:
             return
         last = self.place.resolve() if self.place.is_symlink() else None
@@ -76,12 +76,12 @@ class Hold:
             drop_unused(last)
 
     def release(self) -> None:
-        """Let the next run in."""
+        """Free the directory for the next run."""
         self._file.close()
 
 
 def is_ours(place: Path, runs: Path) -> bool:
-    """Whether a link leads to a run that is kept; a link of the operator's leads elsewhere."""
+    """Whether the place is a link to a kept run, and not a link of the operator's."""
     return place.is_symlink() and place.resolve().parent == runs.resolve()
 
 
@@ -90,7 +90,7 @@ def _new_id(when: datetime) -> str:
 
 
 def _keep(place: Path, runs: Path) -> None:
-    """Make room for the link: what lies there as a directory becomes one of the runs."""
+    """Make room for the link: a directory in its place becomes one of the runs."""
     if is_ours(place, runs) or not os.path.lexists(place):
         return
     if place.is_symlink() or not place.is_dir():

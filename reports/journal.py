@@ -2,7 +2,7 @@
 
 Whatever ends the run, every finished check is in the file: a line is written in one piece, and it counts once
 its newline is there. A last line without a newline is torn: the writer was killed. Each line ends with
-`before`, the sha256 of the line before it, so that no line is changed, added or taken out unnoticed; that of
+`before`, the sha256 of the line before it, so that a changed, added or removed line is noticed; the sha256 of
 the last line is in verdict.json. Reading is strict: it accepts only lines that `encode` could have written.
 
 Checks that share one run have one measurement: the first of them holds it, and in the others it is
@@ -40,7 +40,7 @@ from reports.record import (
 )
 from reports.text import scrub
 
-PARTS = "parts"  # the folder of what workers write until the run has taken it over
+PARTS = "parts"  # the folder of the workers' journals, until the run has taken them over
 UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had one
 _RECORD: TypeAdapter[Record] = TypeAdapter(
     Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
@@ -124,10 +124,10 @@ def _digest(line: bytes) -> str:
 
 @dataclass
 class Scan:
-    """All that a journal yields: the records of its good lines, and the faults of the others.
+    """The content of a journal: the records of its good lines, and the faults of the others.
 
     `numbers` are those of the good lines, `starts` the bytes at which they begin. `last` is the sha256 of the
-    last line, "" where that is no record and so says nothing of the next.
+    last line, "" where that line is not a record, so that the next line cannot be compared with it.
     """
 
     records: list[Record]
@@ -138,7 +138,7 @@ class Scan:
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
-    """The records of a journal, on request without the raw samples, and a fault for every bad line.
+    """The records of a journal (without raw samples if asked), and a fault for every bad line.
 
     A torn last line is no fault, because every killed run may leave one: it becomes an `EndRecord` whose
     `cut_short` says so.
@@ -204,7 +204,7 @@ class Samples:
 
 
 def parts(directory: Path, run_id: str) -> list[Path]:
-    """The journals of a run's workers, in their turns; none that is damaged or of another run."""
+    """The journals of a run's workers, sorted by name, without those that are damaged or of another run."""
     found = []
     for path in sorted((directory / PARTS).glob("*.jsonl")):
         content = scan(path, measurements=False)
@@ -215,7 +215,7 @@ def parts(directory: Path, run_id: str) -> list[Path]:
 
 
 def of_workers(path: Path, measurements: bool = True) -> Iterator[Record]:
-    """What a worker's journal adds to that of its run."""
+    """The records that a worker's journal adds to that of its run."""
     for record in each(path, measurements):
         if isinstance(record, NodeRecord | JobRecord | CheckRecord):
             yield record
@@ -235,7 +235,7 @@ def _torn(number: int) -> EndRecord:
 
 
 def _without_samples(check: CheckRecord) -> CheckRecord:
-    """The check without its samples, of which a large run has gigabytes; it still says that it had some."""
+    """The check without its samples (gigabytes in a large run), but with a note that it had some."""
     return replace(check, measurement={"samples": "see results.jsonl"}) if check.measurement else check
 
 
@@ -270,7 +270,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class DecodeError(ValueError):
-    """A line that is no record of this schema; the text says what is wrong where."""
+    """A line that is not a record of this schema; the text says what is wrong and where."""
 
 
 def encode(record: Record) -> dict[str, object]:

@@ -33,7 +33,7 @@ def suite_properties(
 
 
 class Usual:
-    """What a large run would say in every check: the sources of limits, unit and source of a metric."""
+    """What would otherwise be repeated in every check: sources of limits, unit and source of a metric."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -42,7 +42,7 @@ class Usual:
     def other(self, judgement: Judgement) -> tuple[str, str]:
         """Unit and number of the source of a judgement, "" where they are the usual ones of its metric.
 
-        Usual is what the first check has; `source.N` of the run is source N.
+        The first check sets what is usual; the run's property `source.N` is source N.
         """
         source = judgement.source
         number = str(self._numbers.setdefault(source, len(self._numbers) + 1)) if source else NONE
@@ -61,9 +61,9 @@ class Usual:
 def check_properties(check: CheckRecord, usual: Usual) -> Iterator[tuple[str, str]]:
     """Properties of a check: each measured value with its limit; of a red one the nodes too.
 
-    Of a green one only what it measured is here, because a large run has tens of thousands of them: the
-    name says where it ran, a value that must be met exactly has no limit beside it, that nothing was wrong
-    goes without saying, and all else is in the journal.
+    A green one has only what it measured, because a large run has tens of thousands of them: its name says
+    where it ran, a value that must be met exactly has no limit, a count of 0 errors is left out, and all else
+    is in the journal.
     """
     red = check.outcome in (Outcome.FAIL, Outcome.UNCHECKED)
     if red:
@@ -103,7 +103,7 @@ def kind(check: CheckRecord) -> str:
 
 
 def body(check: CheckRecord) -> str:
-    """All about a check that is not green."""
+    """Everything about a check that is not green."""
     if check.outcome is Outcome.NOT_APPLICABLE and not check.blame and not check.detail:
         return ""  # the message and the name say it
     lines = [check.reason, f"nodes: {', '.join(check.nodes)}"]
@@ -132,13 +132,13 @@ def line(judgement: Judgement) -> str:
 
 
 def limit(judgement: Judgement) -> str:
-    """The limit with its number, which `exactly` alone lacks."""
+    """The limit with its number, which the word `exactly` lacks."""
     bare = judgement.limit and not any(letter.isdigit() for letter in judgement.limit)
     return f"{judgement.limit} {number(judgement.limit_value)}".strip() if bare else judgement.limit
 
 
 def output(check: CheckRecord, report_dir: Path) -> str:
-    """Of a red check every judgement, then the attachments: last, because Jenkins cuts the middle out."""
+    """Every judgement of a red check, then the attachments: last, because Jenkins cuts out the middle."""
     red = check.outcome in (Outcome.FAIL, Outcome.UNCHECKED)
     judged = [line(judgement) for judgement in check.judgements] if red else []
     files = [str(report_dir / path) for path in check.attachments if _stays_below(path)]

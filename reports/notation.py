@@ -50,8 +50,8 @@ def duration(seconds: float) -> str:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The names in the notation of the hosts file: those that differ only in their last number as a range."""
-    # Prefix, suffix and number of digits (0: no number) are alike in names that can be one range.
+    """The names in hosts-file notation: names that differ only in their last number become a range."""
+    # Names with the same prefix, suffix and number of digits (0: no number) can be one range.
     families: dict[tuple[str, str, int], list[int]] = {}
     for name in dict.fromkeys(names):
         match = _NUMBERED.fullmatch(name)

@@ -1,4 +1,4 @@
-"""What speaks against accepting a node: one objection per reason, the gravest first."""
+"""What speaks against accepting a node: one objection per reason, the most serious first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELF_CHECK = "suites/selfcheck/"  # how the ids of its checks begin
 
 
 class Weight(IntEnum):
-    """How grave an objection is. The first two reject a node, the others leave it unproven."""
+    """How serious an objection is. The first two reject a node, the others leave it unproven."""
 
     CORRUPTION = 0
     CONVICTED = 1
@@ -49,8 +49,8 @@ class Objection:
 def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> list[Objection]:
     """Everything in the records that speaks against any of the nodes.
 
-    A suite that failed its self-check convicts nobody: its blame may be as wrong as its passes. Where each
-    group of nodes has one, that is so in its group.
+    A run that failed its self-check convicts nobody: its blame may be as wrong as its passes. Where each
+    group of nodes has its own self-check, this holds for that group.
     """
     checks = [record for record in records if isinstance(record, CheckRecord)]
     untrusted = _untrusted(records, audit, everyone)
@@ -86,9 +86,9 @@ def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Objecti
 
 
 def _blamed_without_nodes(check: CheckRecord) -> Iterator[Objection]:
-    """A check without nodes, as those of the self-check, blames a node where something went wrong on it.
+    """A check without nodes (such as a self-check) may blame a node on which something went wrong.
 
-    It goes on elsewhere, and the fault may never come again, so the node stays unproven.
+    The check goes on elsewhere, and the fault may not come back, so the node is unproven and not rejected.
     """
     for blame in () if check.nodes else check.blame:
         for node in blame.nodes:
@@ -96,7 +96,7 @@ def _blamed_without_nodes(check: CheckRecord) -> Iterator[Objection]:
 
 
 def _on_bad_paths(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
-    """A bad path leaves both of its ends unproven, whatever else they pass, unless it is one's own fault."""
+    """A bad path leaves both of its ends unproven, whatever else they pass, unless one end is convicted."""
     convicted = {node for check in checks for node, _ in convictions(check)}
     for check in checks:
         for blame in (blame for part in check.parts for blame in part.blame if blame.of_a_path):
@@ -160,7 +160,7 @@ def distrust(records: Sequence[Record], audit: Audit) -> str:
 
 
 def _untrusted(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> dict[str, str]:
-    """The nodes of which no verdict can be trusted: their own self-check failed, or none speaks for them."""
+    """The nodes whose verdicts cannot be trusted: their self-check failed, or none was planned for them."""
     said = _self_checks(records, audit)
     own = {node: why for nodes, why in said.items() for node in nodes}
     whys = {node: own.get(node, said.get((), _distrust("it was not planned"))) for node in everyone if said}

@@ -1,4 +1,4 @@
-"""The plain records of a run: all that other packages tell the reports.
+"""The plain records of a run, which are all that other packages pass to the reports.
 
 One run leaves one journal, `results.jsonl`: a JSON object per line, each with a `type` (`run`, `plan`,
 `node`, `job`, `check`, `end`) and, in the first line, the schema version. Everything in `reports/` is
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
 SCHEMA_VERSION = 3
-NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes what JSON has no number for
+NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes numbers that JSON lacks
 
 
 class _InWords:
@@ -38,7 +38,7 @@ Number = Annotated[float, _InWords]
 
 
 class Outcome(str, Enum):
-    """What a check ended in; see README.md. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
+    """The outcome of a check; see README.md. Only `PASS` and a declared `NOT_APPLICABLE` are green."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -64,7 +64,7 @@ class BlameKind(str, Enum):
 
 
 CONVICTING = frozenset({BlameKind.NODE, BlameKind.DEVICE, BlameKind.NIC, BlameKind.WRONG_DATA})
-# These may be chance, and convict when they have come back.
+# These may be chance, and convict only if they came back.
 RETURNING = frozenset({BlameKind.HANG, BlameKind.CRASH})
 
 
@@ -73,7 +73,7 @@ class Blame:
     """The part that the evidence of one check names.
 
     `nodes` holds one name, or both ends of a path (for a direction: from the first to the second), or none:
-    what is bad only at scale belongs to no node. `evidence` are the observations behind it, one line each,
+    what is bad only at scale belongs to no node. `evidence` has the observations behind it, one line each,
     and `confidence` is how sure a search is of it. `proved`: the fault came back when the case was run again,
     or was shown in another way.
     """
@@ -89,20 +89,20 @@ class Blame:
 
     @property
     def of_a_path(self) -> bool:
-        """Whether a search, or a proof, names what lies between two nodes; what a hang shows is a sign."""
+        """Whether a search or a proof blames the path between two nodes; a hang alone is only a sign."""
         sure = self.proved or self.confidence is not None
         return sure and self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
 
     @property
     def convicts(self) -> bool:
-        """Whether this names one node that must go. A bad path between two nodes convicts neither."""
+        """Whether this convicts one node. A bad path between two nodes convicts neither."""
         kinds = CONVICTING | RETURNING if self.proved else CONVICTING
         return self.kind in kinds and len(self.nodes) == 1
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One metric held against one limit.
+    """One metric compared with one limit.
 
     `value` and `limit_value` are in `unit` (`GB/s`, `us`, ...; "" for ratios and counts). `sentence` can be
     read alone: it says what was measured, what the limit is and by how much it was missed. `case` holds the
@@ -134,7 +134,7 @@ class RunRecord:
     selection: str = ""
     notes: tuple[str, ...] = ()  # what a reader should know first
     versions: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of what the run was made of
+    inputs: Mapping[str, str] = field(default_factory=dict)  # sha256 of the run's inputs
     schema: int = SCHEMA_VERSION
     type: Literal["run"] = "run"
 
@@ -143,8 +143,8 @@ class RunRecord:
 class PlannedCheck:
     """One check that must report, and the nodes whose verdict rests on it.
 
-    A check without nodes, such as those of the self-check, may speak `for_nodes` that are not all of them:
-    those of one group, which has a self-check of its own.
+    A check without nodes, such as those of the self-check, may speak only for `for_nodes`: the nodes of one
+    group, which has its own self-check.
     """
 
     id: str
@@ -163,7 +163,7 @@ class PlanRecord:
 READY, SET_ASIDE = "ready", "set aside"
 # A property of a check whose answer an earlier run measured: the id of that run.
 ORIGIN = "taken over from"
-BESIDE = "beside"  # of the inputs of a run: its nodes that take part and are not judged
+BESIDE = "beside"  # key in the inputs of a run: its nodes that take part and are not judged
 
 
 @dataclass(frozen=True)

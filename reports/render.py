@@ -26,11 +26,11 @@ def render(report_dir: Path, cases: str = CASES[0]) -> int:
 
 
 def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], RunVerdict]:
-    """The same; returns the records, and the verdict that was made of them.
+    """Do the same; returns the records, and the verdict that was made of them.
 
-    The files that gate nodes are written first. A page that cannot be drawn does not cost the verdict.
+    The files that gate nodes are written first. A page that cannot be drawn does not affect the verdict.
     """
-    gc.disable()  # it would search a million records again and again, and nothing here is a cycle
+    gc.disable()  # it would scan a million records again and again, and there are no cycles here
     try:
         return _render(report_dir, cases)
     finally:
@@ -62,7 +62,7 @@ def _read(journal: Path) -> tuple[list[Record], str]:
 
 
 def _with_workers(records: list[Record], directory: Path) -> list[Record]:
-    """Add what workers wrote of a run that has not taken it over yet: one that goes on, or was killed."""
+    """Add the workers' records that the run has not taken over yet: it still goes on, or was killed."""
     run, ends = head(records), [record for record in records if isinstance(record, EndRecord)]
     if run is None or any(end.pytest_status != UNKNOWN_STATUS for end in ends):
         return records

@@ -1,4 +1,4 @@
-"""Text on its way into a file: it loses control bytes, terminal colours and secrets, and is written whole."""
+"""Text for files: control bytes, terminal colours and secrets are removed, and files are written whole."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SECRET_NAME = re.compile(rf"{_ENV_NAME}|{_PLAIN_NAME}")
 
 
 def clean(text: str) -> str:
-    """`text` without terminal escapes and without any character that must not stand in a report."""
+    """`text` without terminal escapes and without any character that must not be in a report."""
     if text.isascii() and text.isprintable():
         return text  # nearly all are, and a large report has a million of them
     plain = _ESCAPES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
@@ -114,7 +114,7 @@ def _scrub_entry(name: object, value: object) -> tuple[str, object]:
 def write_file(path: Path, text: str) -> None:
     """Write `text` to a temporary file beside `path`, sync it to disk and rename it into place.
 
-    So `path` is the old file or the whole new one, never half of one.
+    So `path` is either the old file or the complete new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -50,7 +50,7 @@ def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> 
 
 
 def _made_of(records: Sequence[Record], verdict: RunVerdict, last: str) -> dict[str, object]:
-    """What this verdict rests on: sha256 of the files, and the seed of what was drawn by chance."""
+    """What this verdict rests on: sha256 of the files, and the seed of all random choices."""
     run = head(records)
     nodes = [record for record in records if isinstance(record, NodeRecord) and record.hardware]
     return {
@@ -90,7 +90,7 @@ def _searched_s(check: CheckRecord) -> float:
 
 
 def time_of(records: Sequence[Record]) -> dict[str, float]:
-    """Where the seconds of the run went; of groups beside each other the parts are more than the whole."""
+    """Where the seconds of the run went; with groups in parallel the parts add up to more than the whole."""
     checks = [record for record in records if isinstance(record, CheckRecord)]
     checks = [check for check in checks if ORIGIN not in check.properties]  # that was time of another run
     searching = sum(_searched_s(check) for check in checks)
@@ -111,7 +111,7 @@ def time_of(records: Sequence[Record]) -> dict[str, float]:
 
 
 def spent(records: Sequence[Record]) -> list[str]:
-    """Name where the time of the run went, but for what took less than a second."""
+    """Name where the time of the run went, without parts of less than a second."""
     return [f"{name} {seconds:.0f} s" for name, seconds in time_of(records).items() if seconds >= 1]
 
 

@@ -6,9 +6,9 @@ deviation, Iglewicz and Hoaglin 1993), it changed when
 
     |m2 - m1| > max(3.5 x sqrt(s1^2 + s2^2), 0.03 x min(m1, m2))
 
-that is when the medians are farther apart than single iterations of either run scatter, and by 3 % at least.
-The rule is the same in both directions: what is slower from A to B is faster from B to A. Series of fewer
-than 10 iterations do not know their noise and are not compared.
+that is when the medians differ by more than the scatter of single iterations, and by 3 % at least. The rule
+is the same in both directions: what is slower from A to B is faster from B to A. The noise of a series of
+fewer than 10 iterations is unknown, so it is not compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True)
 class Change:
-    """A series that is slower or faster; `noise` is what its medians may differ by, as a share of the old."""
+    """A series that is slower or faster; `noise` is the difference allowed, as a share of the old median."""
 
     key: Key
     old_s: float
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs differ in: changed series, and (what, old, new) of outcomes and of the environment."""
+    """How two runs differ: changed series, and (what, old, new) of outcomes and of the environment."""
 
     changed: tuple[Change, ...]
     compared: int
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare(old: Run, new: Run) -> Comparison:
-    """Hold two runs against each other; what only one of them measured is no change of a series."""
+    """Compare two runs; a series that only one of them measured is not a change."""
     before, after = series(old), series(new)
     both = [key for key in before if key in after]
     enough = [key for key in both if min(len(before[key]), len(after[key])) >= FEWEST]
@@ -100,7 +100,7 @@ def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> Iterat
 def _other_environment(
     old: Mapping[str, Mapping[str, object]], new: Mapping[str, Mapping[str, object]]
 ) -> Iterator[tuple[str, str, str]]:
-    """What differs in what both runs know; of a node that was silent in one of them that is its state."""
+    """The facts that differ; of a node that was silent in one of the runs, only its state."""
     for name in dict.fromkeys((*old, *new)):
         before, after, state = old.get(name, {}), new.get(name, {}), f"{name}.state"
         if min(len(before), len(after)) <= 1:

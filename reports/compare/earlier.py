@@ -1,4 +1,4 @@
-"""What checks took in earlier runs of the same hardware: skimmed off journals, which may be gigabytes."""
+"""How long checks took in earlier runs of the same hardware, skimmed from journals of maybe gigabytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from statistics import median
 from reports.begin import JOURNAL
 from reports.record import READY, Outcome
 
-MOST_RUNS = 3  # the newest: older ones say what the machines were
-MOST_BYTES = 1 << 30  # are read of old journals: more would take longer than it is worth
+MOST_RUNS = 3  # the newest: the machines may have changed since older ones
+MOST_BYTES = 1 << 30  # read of old journals: more would take longer than it is worth
 _CHECK = b'{"type":"check",'
 _HEAD = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),.*?"nodes":(\[[^\]]*\]),"outcome":"([^"]+)"')
 _STARTED = b'},"started":"'
@@ -25,7 +25,7 @@ _LONGEST_NUMBER = 64
 
 @dataclass
 class Skimmed:
-    """One journal. `seconds` are of each kind of check; the start of a job is in none of them."""
+    """One journal. `seconds` has the time of each kind of check, without the start of a job."""
 
     run_id: str
     hosts: tuple[str, ...]
@@ -37,7 +37,7 @@ class Skimmed:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Medians over runs, by kind of check: `same` of those on as many nodes, `other` of all others.
+    """Medians over runs, by kind of check: `same` over runs on as many nodes, `other` over all others.
 
     The first job of a run is the self-check's, which has few ranks: `first_start_s`.
     """
@@ -50,7 +50,7 @@ class Earlier:
 
 
 def history(runs: Path, *, leave_out: str = "") -> Iterator[Skimmed]:
-    """Read each journal there that can be read, the newest first: names of runs begin with their time."""
+    """Read each readable journal, the newest first: names of runs begin with their time."""
     read_bytes = 0
     for path in sorted(runs.glob(f"*/{JOURNAL}"), reverse=True):
         if path.parent.name == leave_out or (found := skim(path)) is None:
@@ -73,7 +73,7 @@ def earlier(runs: Iterable[Skimmed], hardware: Collection[str], nodes: int) -> E
 
 
 def skim(path: Path) -> Skimmed | None:
-    """Take the few figures out of a journal; None where it is no journal, or says of no node what it is."""
+    """Take the few figures from a journal; None where it is not one, or names the hardware of no node."""
     try:
         with path.open("rb") as file:
             first = json.loads(file.readline())
@@ -98,9 +98,9 @@ def _note(record: Mapping[str, object], found: Skimmed) -> None:
 
 
 def _take(line: bytes, seconds: dict[str, float]) -> None:
-    """Take what one check took: of those that are measured together the longest, which paid for it.
+    """Note how long one check took: of checks that are measured together the longest, which did the work.
 
-    What did not pass took a search as well, and only its measurement says how long it takes.
+    The time of a check that did not pass includes a search, so only its measurement counts.
     """
     end = line.rfind(_STARTED)
     head, took = _HEAD.search(line), _TOOK.match(line, end + len(_STARTED))
@@ -116,7 +116,7 @@ def _take(line: bytes, seconds: dict[str, float]) -> None:
 
 
 def kind_of(check: str, nodes: Sequence[str]) -> str:
-    """Name a check without its node, so that it is the same on any other; one across nodes names none."""
+    """The name of a check without its node, equal on all nodes; a check across nodes names none."""
     if len(nodes) != 1:
         return check
     return re.sub(rf"(?:-|(?<=\[)){re.escape(nodes[0])}(?:_[0-9a-f]{{6}})?\]$", "]", check)

@@ -1,7 +1,7 @@
 """The last verdict of every node in Prometheus' text format, for node_exporter's textfile collector.
 
-The format: https://prometheus.io/docs/instrumenting/exposition_formats. A verdict is a state set: a
-series for each verdict that there is, of which one is 1, so that an alert needs no older series to vanish.
+The format: https://prometheus.io/docs/instrumenting/exposition_formats. A verdict is a state set: a series
+for each possible verdict, one of which is 1, so that an alert does not wait for an old series to vanish.
 """
 
 from __future__ import annotations

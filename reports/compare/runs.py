@@ -1,4 +1,4 @@
-"""A finished run as what runs have in common: series of seconds, figures, outcomes, and what it ran on."""
+"""A finished run reduced to what can be compared: series of seconds, figures, outcomes, environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reports.record import READY, CheckRecord, JobRecord, NodeRecord, Record, Ru
 
 Key = tuple[str, str, str]  # the nodes it was measured on, the check, the series or the metric
 _LABELS = ("metric", "what", "load", "name", "from", "to")
-# What is another number at every look, and says nothing of the machine.
+# Numbers that differ at every reading, and say nothing about the machine.
 _READINGS = {
     "hugepages_free",
     "pid",
@@ -66,7 +66,7 @@ def read(place: Path) -> Run:
 
 
 def scanned(place: Path, path: Path) -> Scan:
-    """The journal of a report directory, with its samples; raises UnreadableError where there is none."""
+    """The journal of a report directory, with samples; raises UnreadableError where it cannot be read."""
     try:
         return scan(path)
     except OSError as fault:
@@ -74,9 +74,9 @@ def scanned(place: Path, path: Path) -> Scan:
 
 
 def series(run: Run) -> dict[Key, list[float]]:
-    """Every series of seconds, one per iteration, of the rank that is the slowest by its median.
+    """Every series of seconds (one per iteration), of the rank with the slowest median.
 
-    Checks that were measured together have the same samples, which count for the first of them.
+    Checks that were measured together have the same samples, which count only for the first of them.
     """
     found: dict[Key, list[float]] = {}
     owners: dict[tuple[float, ...], str] = {}
@@ -156,19 +156,19 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 
 def short(check: CheckRecord) -> str:
-    """The id of a check without what all of them share."""
+    """The id of a check without the prefix that all of them share."""
     return check.id.removeprefix("suites/")
 
 
 def outcomes(run: Run) -> dict[str, str]:
-    """What each check ended in."""
+    """The outcome of each check."""
     return {short(check): check.outcome.value for check in run.checks}
 
 
 def environment(run: Run) -> dict[str, dict[str, object]]:
-    """What the run and each node ran on, leaf by leaf, without readings that differ at every look.
+    """The environment of the run and of each node, leaf by leaf, without readings that always differ.
 
-    Of a node that was never ready only its state is told.
+    Of a node that was never ready only its state is given.
     """
     first = run.first
     about = {"versions": first.versions, "workload": first.workload, "hardware": first.hardware}
@@ -184,7 +184,7 @@ def environment(run: Run) -> dict[str, dict[str, object]]:
 
 
 def leaves(value: object, at: str) -> Iterator[tuple[str, object]]:
-    """Every fact below `value` with its path, but readings, which differ at every look."""
+    """Every fact below `value` with its path, without readings, which always differ."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not _is_reading(str(name)):

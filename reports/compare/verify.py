@@ -1,4 +1,4 @@
-"""Whether a finished run is as it was left: journal, verdict and lists, line by line, and every page."""
+"""Whether a finished run is unchanged: journal, verdict and lists, line by line, and every page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from reports.text import clean
 
 
 def faults(directory: Path, content: Scan) -> Iterator[str]:
-    """What is not as the run left it; `content` is its journal, with samples or without.
+    """What is no longer as the run left it; `content` is its journal, with or without samples.
 
-    The journal proves its own lines but the last, which the verdict names. The verdict and the lists are made
-    again from the journal. Who can write all of them can forge all of them: this is no signature.
+    The journal proves all its lines but the last, which the verdict names. The verdict and the lists are made
+    again from the journal. This is no signature: whoever can write all of them can forge all of them.
     """
     yield from (f"{JOURNAL}, {fault}" for fault in content.faults)
     yield from _other_end(directory / VERDICT, content)
@@ -29,7 +29,7 @@ def faults(directory: Path, content: Scan) -> Iterator[str]:
     yield from _other_lines(directory / VERDICT, verdict_file.text(records, verdict, content.last))
     for name, text in answer.lists(verdict):
         yield from _other_lines(directory / name, text)
-    if (directory / PAGE).is_file():  # a page that cannot be drawn costs no verdict
+    if (directory / PAGE).is_file():  # a page that cannot be drawn does not change a verdict
         families = {family(record) for record in records if isinstance(record, CheckRecord)}
         pages = (FAMILIES.replace("*", name) for name in sorted(families))
         yield from (
@@ -42,13 +42,13 @@ def _other_end(path: Path, content: Scan) -> Iterator[str]:
     try:
         named = json.loads(path.read_bytes())["made_of"]["journal"]
     except (OSError, ValueError, LookupError, TypeError):
-        return  # which is said of the file itself
+        return  # reported for the file itself
     if named != content.last and content.numbers:
         yield f"{JOURNAL}, line {content.numbers[-1]}: another line was the last when {path.name} was made"
 
 
 def _other_lines(path: Path, expected: str) -> Iterator[str]:
-    """The first line of a file that is not what the journal makes of it."""
+    """The first line of a file that differs from what is made of the journal."""
     try:
         found = path.read_bytes().decode("utf-8", "replace")
     except OSError as fault:

@@ -59,7 +59,7 @@ def save(figure: Figure, report_dir: Path, picture: Picture, names: Mapping[str,
     buffer = StringIO()
     metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
     with warnings.catch_warnings():
-        # A viewer may have the letter that our font lacks, and a warning may be an error.
+        # A viewer may have the glyph that this font lacks, and warnings may be errors.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format="svg", metadata=metadata)
     write_file(report_dir / picture.file, without_styles(buffer.getvalue(), names or {}))
@@ -85,7 +85,7 @@ def without_styles(svg: str, names: Mapping[str, str]) -> str:
             title = ET.Element(f"{{{_SVG}}}title")
             title.text = names[parent.attrib["id"]]
             parent.insert(0, title)
-    # What matplotlib's style sheet said of every element; these two are inherited.
+    # What matplotlib's style sheet set for every element; both are inherited.
     root.attrib.update({"stroke-linejoin": "round", "stroke-linecap": "butt"})
     return ET.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
 

@@ -17,7 +17,7 @@ _ABSENT = "not there"
 
 @dataclass(frozen=True)
 class Facts:
-    """What all nodes share; what differs, each value with its nodes, rarest first; what each has its own."""
+    """Facts equal on all nodes; facts that differ (each value with its nodes, rarest first); unique ones."""
 
     common: Mapping[str, str]
     differ: Mapping[str, tuple[tuple[str, str], ...]]
@@ -25,7 +25,7 @@ class Facts:
 
 
 def compare(nodes: Sequence[NodeRecord]) -> Facts:
-    """Compare the nodes that said anything. From three nodes on a leaf that is another on each is its own."""
+    """Compare the nodes that have facts. With three nodes or more, a leaf that differs on each is `own`."""
     known = {node.name: dict(leaves(node.facts, "")) for node in nodes if node.facts}
     common: dict[str, str] = {}
     differ: dict[str, tuple[tuple[str, str], ...]] = {}

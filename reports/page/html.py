@@ -45,7 +45,7 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     )
     write_file(report_dir / "report.html", first)
     for old in {*report_dir.glob(FAMILIES)} - {report_dir / chapter.file for chapter in content.chapters}:
-        old.unlink()  # of an earlier rendering, and nothing leads there any more
+        old.unlink()  # of an earlier rendering, and nothing links there any more
 
 
 def _environment(report_dir: Path) -> jinja2.Environment:
@@ -75,7 +75,7 @@ def _printable(value: object) -> object:
 
 
 def _wraps(name: str) -> Markup:
-    """A name that a narrow column breaks only between its words."""
+    """A name that may be broken only between its words, in a narrow column."""
     return Markup(re.sub(r"([_/.:,\[]+)(?=\w)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704 - escaped
 
 

@@ -9,7 +9,7 @@ from reports import notation
 from reports.record import Outcome
 
 MOST_NODES, MOST_METRICS = 24, 10
-ACROSS = "across nodes"  # the row of the checks that no single node has
+ACROSS = "across nodes"  # the row of checks that ran on several nodes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Table:
-    """A row per node with a cell per metric, None where nothing was judged; and what is not shown."""
+    """A row per node with a cell per metric (None: nothing was judged), and how many are not shown."""
 
     metrics: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Margin | None, ...]], ...]

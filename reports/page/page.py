@@ -34,7 +34,7 @@ from reports.record import (
 from reports.verdict_file import check_counts, spent
 
 _TROUBLE = (Outcome.FAIL, Outcome.UNCHECKED)
-_MOST_TROUBLES = 60  # that the first page explains
+_MOST_TROUBLES = 60  # explained on the first page
 MOST_CHECKS = 40  # of a trouble, on the first page
 
 
@@ -82,7 +82,7 @@ class Check:
 
     @property
     def explained(self) -> bool:
-        """Whether the page explains it: it did not pass, or it passed and met somebody who is to blame."""
+        """Whether the page explains it: it did not pass, or it passed and still blames a part."""
         return self.record.outcome in _TROUBLE or bool(self.record.blame)
 
     @property
@@ -92,18 +92,18 @@ class Check:
 
     @cached_property
     def used(self) -> float:
-        """Of its judgements the largest share of a limit that is used."""
+        """The largest share of a limit that its judgements take up."""
         return max((row.used for row in self.rows if row.used is not None), default=0.0)
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Its place among others: trouble first, then the thinnest margin, n/a last."""
+        """Its sort key: trouble first, then the thinnest margin, n/a last."""
         return steps.GRAVITY.index(self.record.outcome), -self.used
 
 
 @dataclass(frozen=True)
 class Line:
-    """Checks in one line of a table: one, or all that ended alike and differ in nothing but the node."""
+    """Checks in one line of a table: one check, or all with equal results that differ only in the node."""
 
     checks: tuple[Check, ...]
 
@@ -135,7 +135,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of one test module: those in trouble first, then the thinnest margin; n/a ones apart."""
+    """The checks of one test module: those in trouble first, then by margin, thinnest first; n/a apart."""
 
     name: str
     lines: tuple[Line, ...]
@@ -144,7 +144,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Chapter:
-    """The checks of one family, which have a page of their own, and how many had each outcome."""
+    """The checks of one family, which has its own page, and how many had each outcome."""
 
     name: str
     suites: tuple[Suite, ...]
@@ -173,7 +173,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the templates may read, but pictures and other files beside the page."""
+    """Everything that the templates read, except pictures and other files beside the page."""
 
     verdict: RunVerdict
     run: RunRecord | None
@@ -185,7 +185,7 @@ class Page:
     gaps: tuple[Gap, ...]
     absent: tuple[Gap, ...]  # what is n/a
     trouble: tuple[Trouble, ...]
-    more_trouble: int  # that only the pages of the families show
+    more_trouble: int  # shown only on the pages of the families
     margins: margins.Table
     chapters: tuple[Chapter, ...]
     sources: tuple[str, ...]
@@ -237,7 +237,7 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
 
 
 def _answers(verdict: RunVerdict) -> tuple[Answer, ...]:
-    """Rejected nodes first, then unproven ones, then those beside; nodes of one reason share an answer."""
+    """Rejected nodes first, then unproven, then beside; nodes with the same reason share an answer."""
     groups: dict[tuple[Standing, str], list[NodeVerdict]] = {}
     for standing in (Standing.REJECTED, Standing.UNPROVEN, Standing.BESIDE):
         for node in verdict.standing(standing):
@@ -273,7 +273,7 @@ def _margin(judgement: Judgement) -> str:
 
 
 def _unreported(verdict: RunVerdict, nodes: Mapping[str, NodeRecord]) -> list[Gap]:
-    """Planned checks that never reported, grouped by the reason: their node left the run, or nobody knows."""
+    """Planned checks that never reported, grouped by reason: their node left the run, or it is unknown."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for entry in verdict.not_reported:
         for node in entry.nodes or ("",):
@@ -316,7 +316,7 @@ def _troubles(checks: Sequence[Check]) -> list[Trouble]:
 
 
 def _margins(checks: Sequence[Check]) -> Iterator[Margin]:
-    """What was held against a limit that is a number; what must be met exactly has no margin."""
+    """The margins of values with a numeric limit; a value that must be met exactly has no margin."""
     for check in checks:
         nodes = check.record.nodes
         for row in check.rows if nodes else ():
@@ -326,12 +326,12 @@ def _margins(checks: Sequence[Check]) -> Iterator[Margin]:
 
 
 def family(check: CheckRecord) -> str:
-    """`zero` of `suites.zero.test_zero`, in letters that a file name may have."""
+    """`zero` for `suites.zero.test_zero`, in characters that are safe in a file name."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", check.suite.rpartition(".")[0].rpartition(".")[2])[:80] or "other"
 
 
 def _lines(checks: Sequence[Check]) -> list[Line]:
-    """The lines of all tables: on many nodes most checks move the same bytes and find nothing wrong."""
+    """The lines of all tables; checks that are equal on many nodes share a line."""
     groups: dict[object, list[Check]] = {}
     for check in checks:
         record = check.record

@@ -1,4 +1,4 @@
-"""Bandwidth curves: what each sweep measured by message size, beside limits, line rate and physical bound."""
+"""Bandwidth curves: what each sweep measured by message size, with limits, line rate and physical bound."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _COLOURS = {
     Outcome.UNCHECKED: "#a86a00",
     Outcome.NOT_APPLICABLE: "#8a929c",
 }
-_NAMED_CURVES = 4  # more names than these would be the picture
+_NAMED_CURVES = 4  # more names than these would fill the picture
 _TICKS = 7
-_FARTHEST = 3.0  # times the highest curve: a bound beyond would press all curves to the ground
+_FARTHEST = 3.0  # times the highest curve: a higher bound would flatten all curves
 _APART = 0.062  # of the height, between the names of curves
 _LINES = {"bound_gigabytes_per_s": ("physical bound", ":"), "line_rate_gigabytes_per_s": ("line rate", "-.")}
 
@@ -100,13 +100,13 @@ def _picture(key: tuple[str, str, str], curves: Sequence[Curve], report_dir: Pat
 
 
 def _paint(axes: Axes, curves: Sequence[Curve]) -> None:
-    names: list[tuple[float, str, str]] = []  # height, words and colour of what stands beside the curves
+    names: list[tuple[float, str, str]] = []  # height, text and colour of the labels beside the curves
     few = len(curves) <= _NAMED_CURVES
     for curve in sorted(curves, key=lambda curve: curve.outcome is not Outcome.PASS):
         named = few or curve.outcome is not Outcome.PASS
         _paint_curve(axes, curve, named)
         if named and len(names) < _NAMED_CURVES:
-            words = f"{curve.outcome.value}: {curve.label}"  # what is cut off is the end of many names
+            words = f"{curve.outcome.value}: {curve.label}"  # a long list of names is cut at its end
             names.append((curve.points[-1][1], words, _COLOURS[curve.outcome]))
     if not few:
         ends = [curve.points[-1][1] for curve in curves if curve.outcome is Outcome.PASS]

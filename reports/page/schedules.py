@@ -88,7 +88,7 @@ class Schedule:
 
 
 def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
-    """Draw each schedule once inside a node and once across nodes, where its bubble is worst."""
+    """Draw each schedule once inside a node and once across nodes: the one with the worst bubble."""
     worst: dict[tuple[str, bool], Schedule] = {}
     count: dict[tuple[str, bool], int] = {}
     for check in checks:
@@ -175,7 +175,7 @@ def _picture(number: int, schedule: Schedule, alike: int, report_dir: Path) -> P
 
 
 def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str, str]]:
-    """One row per rank, and lines where the work alone and the `bubble` of the formula would end.
+    """One row per rank, and lines where the work would end alone and with the `bubble` of the formula.
 
     The second value holds the tooltips of the boxes by their gid.
     """

@@ -18,7 +18,7 @@ MOST_NODES = 16
 class Cell:
     """The readings of the path from one node to another. `word` is `bad`, `good` or "" (never measured).
 
-    `figure` is the lowest speed that made it so, GB/s.
+    `figure` is the lowest speed of the readings behind that word, in GB/s.
     """
 
     word: str
@@ -31,7 +31,7 @@ class Searched:
     """One search: its result, and for each sender a cell per receiver.
 
     `nodes` begin with those on the most bad paths; the others follow in the order of the readings. `groups`
-    are readings of more than two nodes together, which tell of no single path.
+    are readings of more than two nodes together, which are not about a single path.
     """
 
     sentence: str

@@ -1,7 +1,7 @@
-"""The parallel steps, family by family: each beside what it is held to, the thinnest margin first.
+"""The parallel steps, family by family: each with its limits, the thinnest margin first.
 
-A row is a step in a world: whatever the checks of a family that share the words in their brackets have
-judged. A family is a suite that holds a step against the unsharded model, which is its metric "parity".
+A row is a step in a world: everything that the checks of a family with equal parameters in brackets have
+judged. A family is a suite that compares a step with the unsharded model, by its metric "parity".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GRAVITY = (Outcome.FAIL, Outcome.UNCHECKED, Outcome.PASS, Outcome.NOT_APPLICABLE
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one metric; `used` is the share of the limit that the measurement takes up."""
+    """The result of one metric; `used` is the share of the limit that the measurement takes up."""
 
     outcome: Outcome | None = None
     text: str = ""
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Step:
-    """A step in a world: the worst outcome of its checks, a cell per metric, and what is on record."""
+    """A step in a world: the worst outcome of its checks, a cell per metric, and recorded figures."""
 
     name: str
     outcome: Outcome
@@ -39,13 +39,13 @@ class Step:
 
     @property
     def used(self) -> float:
-        """Of its metrics the largest share that is used."""
+        """The largest share of a limit that its metrics take up."""
         return max((cell.used for cell in self.cells), default=0.0)
 
 
 @dataclass(frozen=True)
 class Family:
-    """The steps of a suite, those in trouble first, and then the thinnest margin."""
+    """The steps of a suite: those in trouble first, then by margin, thinnest first."""
 
     name: str
     metrics: tuple[str, ...]
@@ -53,7 +53,7 @@ class Family:
 
 
 def families(checks: Iterable[CheckRecord]) -> tuple[Family, ...]:
-    """Every family of which anything was measured."""
+    """Every family with a measurement."""
     suites: dict[str, dict[str, list[CheckRecord]]] = {}
     for check in checks:
         step = check.name.partition("[")[2].rstrip("]")
@@ -104,7 +104,7 @@ def _shown(judgement: Judgement) -> Cell:
 
 
 def used(judgement: Judgement) -> float | None:
-    """Value over ceiling, or floor over value; None where a limit is no number, or must be met exactly."""
+    """Value over ceiling, or floor over value; None where a limit is not a number, or must be met exactly."""
     value, limit = judgement.value, judgement.limit_value
     if value is None or limit is None or not math.isfinite(value):
         return None
@@ -113,7 +113,7 @@ def used(judgement: Judgement) -> float | None:
 
 
 def _figures(checks: Sequence[CheckRecord], metrics: Sequence[str]) -> str:
-    """What is on record, each figure with its formula beside it."""
+    """The recorded figures, each with its formula beside it."""
     found: dict[str, float] = {}
     for check in checks:
         said = check.recorded.get("figures")
