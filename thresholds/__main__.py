@@ -26,7 +26,7 @@ from thresholds.losses import losses
 from thresholds.selectors import READERS, Value
 from thresholds.units import INSIDE_LINKS, METRICS, MNNVL, format_number, parse_size
 
-_PATTERN = {"size", "nodes", "ranks_per_node"}  # what a derived limit of a pattern is for, at least
+_PATTERN = {"size", "nodes", "ranks_per_node"}  # what a case needs for the derived limit of a pattern
 _LINKS = (*INSIDE_LINKS, MNNVL, "network", PER_NODE)
 _CALIBRATE = """Make a hardware file from runs of nodes that are believed healthy.
 
@@ -224,9 +224,9 @@ def _why(hardware: Hardware, metric: str, row: Limit, case: Case) -> Iterator[st
 
 
 def _explain_derived(hardware: Hardware, case: Case) -> int:
-    """Show the limit of a pattern of one collective, which follows from the rows for that.
+    """Show the limit of a pattern with one collective, which is derived from the collective's rows.
 
-    Without a collective half of the ranks send so many bytes to each of the others.
+    Without a collective, half of the ranks send `size` bytes to each of the others.
     """
     size, per_node = int(case["size"]), [int(case["ranks_per_node"])] * int(case["nodes"])
     ranks = sum(per_node)

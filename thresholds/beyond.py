@@ -1,16 +1,16 @@
-"""The limit of more nodes than a file has rows for, where its [beyond] says that it follows from those.
+"""Limits for more nodes than a file has rows for, derived from its rows where its [beyond] says so.
 
-Rows are for up to m nodes, and k > m were measured. What a NIC carries does not depend on k in a ring, and
-of an all-to-all the bound is a formula (thresholds/bounds.py), so that a busbw keeps its share of the bound.
-What grows is how many messages of a ring, or of a chain, wait for each other:
+The rows are for up to m nodes, and k > m were measured. In a ring the load of a NIC does not depend on k, and
+the bound of an all-to-all is a formula (thresholds/bounds.py), so a busbw keeps its share of the bound. What
+grows is the number of messages that wait for each other in a ring or chain:
 
     latency(k)  = latency(m) k/m
     busbw(k)    = S f / (S f / (busbw(m) bound(k)/bound(m)) + p (k - m) ((g - 1) v + h))
 
-with nccl-tests' factor f for k nodes of g ranks, p = 2 passes of an all_reduce and 1 of others, and what
-NCCL's own model allows a hop: v by NVLink, h by the network (by which all g go where NICs are alone). What a
-rank sends to every other, or a root to all, comes in parts that get smaller, and keeps less of its bound:
-EXCHANGED per doubling of nodes. Tokens go as such an exchange does. An edge has its one NIC, whatever k is.
+with nccl-tests' factor f for k nodes of g ranks, p = 2 passes for an all_reduce and 1 for others, and the
+hop times of NCCL's own model: v by NVLink, h by the network (h for all hops where NICs are used alone). Where
+a rank sends to every other, or a root to all, the parts get smaller with k and the exchange keeps less of its
+bound: EXCHANGED per doubling of nodes. Token exchanges scale likewise. An edge has its one NIC for any k.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from thresholds.units import METRICS
 Case = Mapping[str, str | int]
 TOKENS = ("dispatch", "combine")
 INSIDE_HOP_US = 3.4  # by NVLink with NCCL's Simple protocol: NVIDIA/nccl@5067397 src/graph/tuning.cc
-# All_to_all of B300 with 800 Gb/s for each GPU: 74.4 of 102.8 GB/s on 32 nodes, and 84.0 of 105.8 on 16:
+# An all_to_all on B300 with 800 Gb/s per GPU: 74.4 of 102.8 GB/s on 32 nodes, and 84.0 of 105.8 on 16:
 # awslabs/awsome-distributed-ai@95b939c micro-benchmarks/expert-parallelism/ep-backend-comparison/RESULTS.md
 EXCHANGED = (74.4 / 102.8) / (84.0 / 105.8)
 
 
 def fewer(hardware: Hardware, case: Case) -> dict[str, str | int] | None:
-    """Give the case of the most nodes that the file has rows for, if this one has more; else None."""
+    """Give the same case on the most nodes that the file has rows for, if this case has more; else None."""
     most, nodes = hardware.beyond, case.get("nodes")
     if most is None or not isinstance(nodes, int) or nodes <= most.nodes:
         return None
@@ -42,7 +42,7 @@ def fewer(hardware: Hardware, case: Case) -> dict[str, str | int] | None:
 
 
 def limit(hardware: Hardware, metric: str, row: Limit, case: Case, there: Case) -> Limit:
-    """Make the limit of a case from the row of the case of the most nodes."""
+    """Make the limit of a case from the row for the most nodes."""
     assert hardware.beyond is not None
     rates, grown = hardware.line_rate, int(case["nodes"]) / int(there["nodes"])
     value, kind = row.value, row.kind
@@ -59,13 +59,13 @@ def limit(hardware: Hardware, metric: str, row: Limit, case: Case, there: Case) 
 
 
 def _kept(case: Case, grown: float) -> float:
-    """Give the share of its bound that a collective keeps of what it had on the most nodes."""
+    """Give the factor by which a collective's share of its bound falls from the most nodes to this case."""
     exchanged = COLLECTIVES[str(case["collective"])].bound in ("shares", "root")
     return EXCHANGED ** math.log2(grown) if exchanged else 1.0
 
 
 def _waiting(busbw: float, case: Case, most: Beyond) -> float:
-    """Give what is left of a bus bandwidth, GB/s, where a ring has the hops of more nodes to wait for."""
+    """Give the bus bandwidth, GB/s, that is left when a ring waits for the hops of more nodes."""
     collective, nodes, ranks = str(case["collective"]), int(case["nodes"]), int(case["ranks_per_node"])
     gigabytes = int(case.get("size", 0)) * busbw_factor(collective, nodes * ranks) / 1e9
     if not gigabytes or COLLECTIVES[collective].bound not in ("ring", "chain"):

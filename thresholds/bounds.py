@@ -2,9 +2,9 @@
 
 Notation: g ranks on each of k nodes, n = gk ranks, S bytes. V: GB/s that a rank sends into the link inside
 its node. r: GB/s of the NIC that one rank uses. B: GB/s of all NICs of a node that the ranks use: gr, or the
-one NIC that they share. Everything is per direction, and S, busbw as in busbw.py.
+one NIC that they share. Everything is per direction, with S and busbw as in thresholds/metrics.py.
 
-Two figures matter for each case. `bound` is what the ordinary algorithm could reach at best: `min_of_bound`
+Two figures matter for each case. `bound` is the best that the ordinary algorithm could reach: `min_of_bound`
 is a fraction of it. `ceiling` is what no algorithm can pass: a value above it measured something else.
 """
 
@@ -19,8 +19,8 @@ from thresholds.hardware import LineRate
 from thresholds.metrics import busbw, busbw_factor
 from thresholds.units import ALGORITHMS, MNNVL
 
-# The busiest rank of an uneven exchange sends at least half of what even splits would make it send over each
-# wire, or the case is not one that a bus bandwidth can be bounded for.
+# The busiest rank of an uneven exchange must send at least half of what even splits would make it send over
+# each wire; otherwise its bus bandwidth has no bound.
 SPLIT_SLACK = 2.0
 
 
@@ -71,7 +71,7 @@ def ceiling(case: Mapping[str, str | int], rates: LineRate, measured: float | No
 
 
 def _with_burst(best: float, w: Wires, size: str | int | None, rates: LineRate) -> float:
-    """A token bucket lets a burst pass at once after a pause, so that t >= S factor/best - burst/B."""
+    """After a pause a token bucket lets a burst pass at once, so that t >= S factor/best - burst/B."""
     if not rates.network_burst_bytes or not isinstance(size, int) or size <= 0:
         return best
     shortest_s = size * busbw_factor(w.collective, w.n) / best / 1e9 - rates.network_burst_bytes / w.B / 1e9
@@ -100,11 +100,11 @@ def _nvls_inside(w: Wires) -> float:
 def network_bound(w: Wires) -> float:
     """Several nodes, by the algorithm that NCCL and gloo run.
 
-    Ring (also the chain of broadcast and reduce): each edge between nodes carries the busbw, rings are spread
-    over all NICs of a node and pass all its ranks: min(B, V) (sjeaugey in NVIDIA/nccl-tests#160 and #196).
-    Send_recv shifts by one rank, so one rank per node crosses, by one NIC: r. Gather and scatter: the root
-    exchanges n-g of n shares with other nodes, by its one NIC: r(n-1)/(n-g). Bisection shifts by n//2 ranks:
-    every rank crosses, and nothing passes inside a node, see `_bisection`.
+    Ring (also the chain of broadcast and reduce): each edge between nodes carries the busbw, and rings are
+    spread over all NICs of a node and pass all its ranks: min(B, V) (sjeaugey in NVIDIA/nccl-tests#160 and
+    #196). Send_recv shifts by one rank, so one rank per node sends to another node, by one NIC: r. Gather and
+    scatter: the root exchanges n-g of n shares with other nodes, by its one NIC: r(n-1)/(n-g). Bisection
+    shifts by n//2 ranks: every rank sends to another node, and nothing stays inside one, see `_bisection`.
     """
     if w.collective == "all_reduce" and w.algorithm in ("tree", "nvls"):
         return min(hierarchical(w), _across_inside(w))
@@ -115,8 +115,8 @@ def network_ceiling(w: Wires) -> float:
     """Several nodes, any algorithm: what must leave or enter a node through B, and a rank through V.
 
     Broadcast and reduce: S enters each node once (B), and each rank gets all but its NIC's part of it from
-    its neighbours: Vg/(g-1). Gather and scatter: the root takes n-g of n shares from all NICs of its node and
-    can take in no more than V + r.
+    its neighbours: Vg/(g-1). Gather and scatter: the root gets n-g of n shares through all NICs of its node,
+    and can receive no more than V + r.
     """
     if w.kind == "chain":
         return min(w.B, w.V * w.g / (w.g - 1)) if w.g > 1 else w.B
@@ -131,8 +131,8 @@ def network_ceiling(w: Wires) -> float:
 def hierarchical(w: Wires) -> float:
     """Reduce inside each node, exchange, distribute inside: B(n-1)/(n-g) = b(n-1)/(k-1) with b = B/g.
 
-    A node must receive the n-g of n shares that live elsewhere (for all_reduce the same in each of the two
-    phases), so t >= S(n-g)/n / B with busbw = (n-1)/n S/t. Two nodes of 8: 1.875 B, which is why a two-node
+    A node must receive the n-g of n shares that other nodes hold (for all_reduce in each of the two phases),
+    so t >= S(n-g)/n / B with busbw = (n-1)/n S/t. Two nodes of 8: 1.875 B, which is why a two-node
     all_reduce prints more than its NICs carry (stas00/ml-engineering@744d01e network/README.md:1455;
     the tree at two nodes: NVIDIA/nccl#812).
     """
@@ -148,9 +148,9 @@ def _all_to_all(w: Wires) -> float:
 
 
 def _bisection(w: Wires) -> float:
-    """Each of a node's g ranks sends S away and takes S in, as g <= n//2 <= n-g: t >= gS/B, busbw <= B/g.
+    """Each of a node's g ranks sends and receives S by NIC, as g <= n//2 <= n-g: t >= gS/B, busbw <= B/g.
 
-    That is r where every rank has a NIC of its own, and a rank's part of the one that they share.
+    That is r where every rank has its own NIC, and a rank's part of the NIC that they share otherwise.
     """
     return w.B / w.g
 
@@ -161,10 +161,10 @@ def _sharp(w: Wires) -> float:
 
 
 def _across_inside(w: Wires) -> float:
-    """What the link inside allows an exchange across nodes.
+    """How much of an exchange across nodes the link inside a node allows.
 
     Of the n shares a rank gets those of its own column (its NIC's) by NIC and the k(g-1) others by V:
-    V(n-1)/(k(g-1)); an all_reduce with NVLS may do as in `_nvls_inside` instead.
+    V(n-1)/(k(g-1)); an all_reduce with NVLS may reach `_nvls_inside` instead.
     """
     if w.g == 1:
         return math.inf
@@ -185,8 +185,8 @@ _NETWORK_BOUNDS: Mapping[str, Callable[[Wires], float]] = {
 def nic_ceiling(w: Wires) -> float:
     """Nothing passes inside a node (P2P and SHM off): every rank sends its busbw through its own NIC: r.
 
-    SHARP may halve what an all_reduce sends. Where ranks share a NIC this is loose, as r is all of it.
-    A bisection takes NICs alone on any path, so that its bound is that across nodes.
+    SHARP may halve what an all_reduce sends. Where ranks share a NIC this is loose, as r is the whole NIC.
+    A bisection uses only NICs on any path, so its bound is the one across nodes.
     """
     if w.kind == "half":
         return _bisection(w)

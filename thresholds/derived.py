@@ -1,7 +1,7 @@
-"""The limit of a step's own pattern of collectives where no row has one: it follows from the rows of those.
+"""The limit of a step's own pattern of collectives where no row has one, derived from rows of collectives.
 
 A pattern is a list of collectives of known bytes, one after the other. Each may take the latency that the
-file allows a small one, and its bytes over the bandwidth that the file asks of a large one:
+file allows a small one, plus its bytes over the bandwidth that the file asks of a large one:
 
     allowed = FACTOR x sum over the collectives of (latency + size x factor / busbw)
 
@@ -10,18 +10,19 @@ challenge for MPP", 1994). So a small pattern is judged by latencies and a large
 for sizes between the two, where neither is reached.
 
 Rows are for all g ranks of each of k nodes. A group has g' ranks on each of k' nodes, and all groups of a
-world move at once, g / g' of them on a node: as many ranks are at work as the rows are for. Fewer take no
-longer to meet, so latency is that of all. Bandwidth is the same share of the bound (thresholds/bounds.py):
+world communicate at once, g / g' of them on a node, so as many ranks are at work as the rows are for. Fewer
+ranks need no more latency, so the rows' latency holds. Bandwidth is the same share of the bound
+(thresholds/bounds.py):
 
     busbw' = busbw x bound(g', k') / bound(g, k), or with ceilings in place of bounds where that is less
 
-Across nodes the bound of a group counts the NICs of its own g' ranks, and g'/g of one that all ranks share.
-Inside a node each rank has its own port of a switch. Links from pair to pair, as of MI300X, DGX-1 and PCIe,
-are others for other groups, and no row for all ranks says what those carry: there is no limit then. A file
+Across nodes the bound of a group counts the NICs of its own g' ranks, and g'/g of a NIC that all ranks share.
+Inside a node each rank may have its own port of a switch. With links from pair to pair (MI300X, DGX-1, PCIe)
+each group uses other links, and no row for all ranks says what those carry: then there is no limit. A file
 says which of the two its nodes have (`switch`).
 
-M ranks that send s bytes to each of N others (`fanned`) have the limit of an even all_to_all that has as much
-to do on the busiest wire.
+M ranks that send s bytes to each of N others (`fanned`) have the limit of an even all_to_all with the same
+load on the busiest wire.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from thresholds.units import format_number, format_size
 
 METRIC = "pattern"
 FACTOR = 1.25
-FANNED = "m_to_n"  # what ranks call it where the first M of all send to each of the others
+FANNED = "m_to_n"  # the ranks' name for an exchange in which the first M send to each of the others
 _SWEEP: Case = {"step": "collectives.sweep", "dtype": "fp32"}
 
 
@@ -48,7 +49,7 @@ _SWEEP: Case = {"step": "collectives.sweep", "dtype": "fp32"}
 class Moved:
     """One collective of a pattern: its kind and its bytes, as for nccl-tests.
 
-    `spread` has how many ranks a group has on each of its nodes; empty: all ranks of the case.
+    `spread` is the number of ranks that a group has on each of its nodes; empty: all ranks of the case.
     """
 
     collective: str
@@ -58,7 +59,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Share:
-    """What a collective of a pattern may take: latency and bytes, each by a row."""
+    """The time that a collective of a pattern may take: for latency and for bytes, each from a row."""
 
     moved: Moved
     latency_s: float
@@ -75,7 +76,7 @@ class Share:
 
 
 def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int) -> list[Share]:
-    """Give what each collective may take; LimitError where a row is missing, BoundError where a rate is."""
+    """Give the time of each collective; LimitError where a row is missing, BoundError where a rate is."""
     return [_share(hardware, moved, case, ranks) for moved in pattern]
 
 
@@ -90,7 +91,7 @@ def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
 
 
 def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float) -> Share:
-    """By the rows for all ranks of as many nodes, or of all nodes, where there are none."""
+    """Use the rows for all ranks of as many nodes or, where there are none, of all nodes."""
     each, nodes = moved.spread[0], len(moved.spread)
     there = here.get("ranks_per_node")
     if not isinstance(there, int) or len(set(moved.spread)) > 1 or not there or there % each:
@@ -120,12 +121,12 @@ def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float
 
 
 def fanned(size_bytes: int, senders: int, per_node: Sequence[int]) -> Moved:
-    """Give an even all_to_all that leaves no wire less to do than the first M ranks that send s bytes to N.
+    """Give an even all_to_all that loads every wire at least as M ranks do that send s bytes to N others.
 
-    Of n ranks, g on its node, a rank of an even all_to_all of n p bytes sends n - g parts of p bytes by its
-    NIC and g - 1 inside, and receives as many. A sender here has N peers, and a receiver has M, which share
-    its NIC: of these `across` are on other nodes. With p = s max(across / (n - g), inside / (g - 1)) over
-    all ranks no rank sends or receives more than that one does, on either kind of wire.
+    In an even all_to_all of n p bytes over n ranks, g on a node, a rank sends n - g parts of p bytes by its
+    NIC and g - 1 inside its node, and receives as many. Here a sender has N peers and a receiver has M:
+    `across` of them are on other nodes, and `inside` on its own. With p = s max(across / (n - g),
+    inside / (g - 1)) over all ranks, no rank here has more to send or receive on either kind of wire.
     """
     ranks = sum(per_node)
     nodes = [node for node, count in enumerate(per_node) for _ in range(count)]
@@ -149,12 +150,12 @@ def _has(hardware: Hardware, case: Case, sizes: Mapping[str, int]) -> bool:
 
 
 def sent_bytes(pattern: Sequence[Moved], ranks: int) -> float:
-    """Bytes that a rank must send: those of nccl-tests' bus bandwidth."""
+    """Bytes that a rank must send, as nccl-tests' bus bandwidth counts them."""
     return sum(one.size_bytes * busbw_factor(one.collective, sum(one.spread) or ranks) for one in pattern)
 
 
 def allowed_s(parts: Sequence[Share]) -> float:
-    """Give what a pattern of these may take."""
+    """Give the time that a pattern of these may take."""
     return FACTOR * sum(part.latency_s + part.bytes_s for part in parts)
 
 
@@ -168,7 +169,7 @@ def floor(hardware: Hardware, case: Case) -> tuple[float, Limit]:
 def judge(
     hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int, median_s: float
 ) -> tuple[Judgement | None, str]:
-    """Hold the median time of a pattern against its derived limit; without one, why there is none."""
+    """Compare the median time of a pattern with its derived limit, or say why there is no limit."""
     try:
         parts = shares(hardware, pattern, case, ranks)
     except (LimitError, BoundError) as error:

@@ -23,7 +23,7 @@ from thresholds.units import METRICS, format_number
 from thresholds.verdict import subject
 
 _RowKey = tuple[str, tuple[tuple[str, str], ...]]
-_NAMES = (("hardware", "name"), ("hardware", "about"), ("hardware", "extends"))  # what files differ in anyway
+_NAMES = (("hardware", "name"), ("hardware", "about"), ("hardware", "extends"))  # which always differ
 _GAP = "gap"
 MOST_LETTERS = 60  # of a fact in a column
 
@@ -34,7 +34,7 @@ class BadInput(Exception):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What there is to say, a line each, and whether anything differs."""
+    """The differences, a line each, and whether anything differs."""
 
     lines: tuple[str, ...]
     differs: bool
@@ -58,7 +58,7 @@ def diff(first: str, second: str) -> Comparison:
 
 
 def is_run(word: str) -> bool:
-    """Whether a word means a run: a directory, or a journal."""
+    """Whether a word of the command line names a run: a directory, or a journal."""
     return word.endswith(".jsonl") or Path(word).is_dir()
 
 
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def _rows(old: Hardware, new: Hardware) -> Iterator[tuple[_RowKey, str, str]]:
-    """What judges differently: limits, and gaps, which say that nothing judges."""
+    """The rows that differ: limits, and gaps, which declare that there is no limit."""
     left, right = _judging(old), _judging(new)
     for key in sorted({*left, *right}):
         before, after = left.get(key), right.get(key)
@@ -120,7 +120,7 @@ def _judging(file: Hardware) -> dict[_RowKey, Limit | Gap]:
 
 
 def _canonical(selector: Selector) -> str:
-    """The same text for the same set, in whatever order it was written."""
+    """The same text for equal sets, whatever their order in the file."""
     if selector.values is None or len(selector.values) < 2:
         return selector.text
     return " | ".join(sorted(repr(value) if value == "" else str(value) for value in selector.values))
@@ -176,7 +176,7 @@ def _margin(file: Hardware, row: Limit, group: Sequence[Figure]) -> tuple[str, .
     asked = statistics.median(limits)
     better = 1 if row.kind != "max" else -1
     room = 100 * better * (measured / asked - 1) if asked else -100.0 * (measured > 0)
-    room += 0.0  # of the two zeros the positive one
+    room += 0.0  # turns -0.0 into 0.0
     return (
         row.where,
         subject(metric, group[0].case),
@@ -202,7 +202,7 @@ def _unused(file: Hardware, cases: Mapping[Key, Sequence[Figure]]) -> Iterator[s
 
 
 def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """The rows under their head, as wide as they need to be; nothing when there is no row."""
+    """The rows under their head in aligned columns; nothing when there is no row."""
     table = [head, *sorted(rows, key=_natural)]
     if len(table) == 1:
         return
@@ -213,7 +213,7 @@ def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 
 def _natural(line: Sequence[str]) -> list[list[str]]:
-    """An order in which file:9 comes before file:10."""
+    """A sort key by which file:9 comes before file:10."""
     return [
         [part.zfill(9) if part.isdigit() else part for part in re.split("([0-9]+)", cell)] for cell in line
     ]

@@ -1,7 +1,7 @@
-"""Which environment ranks may be given, by an option or by a hardware file: a list, and nothing else.
+"""Which environment variables an option or a hardware file may give to ranks: only those listed here.
 
-A variable may make a rank run another program (LD_PRELOAD, PATH, PYTHONPATH) or leave no proof of what it
-ran on; so what is not known to be harmless is refused.
+A variable may make a rank run another program (LD_PRELOAD, PATH, PYTHONPATH) or hide what it ran on, so
+every variable that is not known to be harmless is refused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ALLOWED_NAMES = frozenset(
         "TP_SOCKET_IFNAME",
     }
 )
-# Where NCCL finds the plugin of its network: it runs code, so an operator types it and no file says it.
+# Where NCCL finds its network plugin, which is code: only the operator may set it, and no hardware file.
 TYPED_NAMES = frozenset({"LD_LIBRARY_PATH"})
-# NCCL's own log is the proof of what it ran on: the suite sets these and reads what they leave.
+# NCCL's own log proves what it ran on: the suite sets these and reads the log.
 OWNED_NAMES = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 
 
@@ -42,7 +42,7 @@ def fault(name: str, value: str) -> str:
 
 
 def permitted(environment: dict[str, str]) -> dict[str, str]:
-    """Give a hardware file's table back; ValueError names what may not stand in it."""
+    """Return a hardware file's table unchanged; ValueError names a variable that is not allowed in it."""
     for name, value in environment.items():
         if name in TYPED_NAMES:
             raise ValueError(f"{name} is given with --env alone")

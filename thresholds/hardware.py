@@ -1,4 +1,4 @@
-"""A hardware file as values: what the rest of the house reads after `load` found no fault in it."""
+"""A hardware file as values, for all other packages, after `load` has found no fault in it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LimitKind = Literal["min", "max", "min_of_bound"]
 class Limit:
     """One [[limit]] row. `where` is its file and line; fewer than `min_samples` samples judge nothing.
 
-    `loose` says why it lets much of a published figure go: thresholds/losses.py. `fabrics` are those of its
-    source (empty: any): a file of another one must have a row of its own.
+    `loose` says why it allows a large loss of a published figure: thresholds/losses.py. `fabrics` are those
+    of its source (empty: any): a file of another fabric must have its own row.
     """
 
     metrics: tuple[str, ...]
@@ -53,10 +53,10 @@ Row = Limit | Gap
 class LineRate:
     """GB/s per direction: `links` per rank (None: measured in the same run).
 
-    With `network_is_per_node` the network figure is what all ranks of a node share, instead of one NIC each.
+    With `network_is_per_node` all ranks of a node share the network figure, instead of one NIC each.
     `network_burst_bytes` pass at once when a shaped link has been idle. `switch`: inside a node each rank has
-    its own port of a switch; `nvls`: that switch reduces, and those of the whole NVLink domain where `links`
-    has mnnvl; `sharp`: those between nodes.
+    its own port of a switch. `nvls`: that switch reduces, and so do those of the whole NVLink domain where
+    `links` has mnnvl. `sharp`: the switches between nodes reduce.
     """
 
     inside: str
@@ -72,7 +72,7 @@ class LineRate:
 class Sweep:
     """Sizes in bytes: `bandwidth` is recorded, `plateau` (a part of it) and `latency` are judged.
 
-    Sizes that are judged are measured `tail_iterations` times, because their tails are, and others fewer.
+    Judged sizes are measured `tail_iterations` times, as their tails are judged too, others `iterations`.
     """
 
     bandwidth: tuple[int, ...]
@@ -92,7 +92,7 @@ class Experts:
     source: str
 
     def sizes(self, name: str) -> list[int]:
-        """Those of an entry of the table, by its name."""
+        """The sizes of one entry of the table, by its name."""
         known = {"normal": self.normal, "low_latency": self.low_latency, "m2n": self.m2n}
         return list(known[name])
 
@@ -102,7 +102,7 @@ MOST_PARTS = 8  # of an unsharded batch or sequence, each as long as one rank's 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of the model at which each technique runs once. `sequence`: tokens of a rank."""
+    """Sizes of the model with which each technique runs once. `sequence`: tokens per rank."""
 
     hidden: int
     heads: int
@@ -113,32 +113,31 @@ class Model:
     layers: int
 
     def tokens(self, ranks: int) -> int:
-        """Of a rank of a world: `sequence`, or fewer where all would have more than MOST_PARTS of it."""
+        """Tokens per rank in a world: `sequence`, or fewer where all have more than MOST_PARTS of it."""
         return min(self.sequence, MOST_PARTS * self.sequence // ranks)
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """From the rows for so many nodes those of more follow; a hop of a ring between two takes `hop_us`."""
+    """Limits for more nodes follow from the rows for `nodes`; a ring's hop between two takes `hop_us`."""
 
     nodes: int
     hop_us: float
 
 
-# Where a file has no [model], by backend: a layer of a 70B Llama on GPUs; on CPUs what takes a second.
+# For a file without [model], by backend: a layer of a 70B Llama on GPUs; on CPUs a size that takes a second.
 MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 128, 4, 2)}
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A checked hardware file. `judges` says what a file honestly judges that cannot judge all.
+    """A checked hardware file. `judges` says what it judges, in a file that cannot judge everything.
 
     Without `auto` the file is never chosen among others, only by its name; a `part` is never chosen at all.
-    `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are held
-    against each other, where the file says so.
-    `beyond`: limits of more nodes than it has rows for follow from those.
-    `judges_with` names the files with whose nodes its own may share a world. `extends` are the files that it
-    builds on, the nearest first; `sha256` is over it and them.
+    `shared` says which other programs run on such machines, and what follows. `peers`: how nodes are compared
+    with each other, where the file says so. `beyond`: how limits for more nodes follow from its rows.
+    `judges_with` names files whose nodes may share a world with this file's nodes. `extends` are the files
+    that it builds on, the nearest first; `sha256` is over it and them.
     """
 
     name: str
@@ -172,7 +171,7 @@ class Hardware:
 
 
 def no_hardware(inside: str) -> Hardware:
-    """What `--hardware none` runs with: sizes to measure, and nothing to judge numbers by."""
+    """The hardware of `--hardware none`: sizes to measure, and no limits."""
     small = inside == "memory"
     bandwidth = ("64KiB", "256KiB", "1MiB") if small else ("1MiB", "16MiB", "256MiB", "1GiB", "8GiB")
     sizes = tuple(parse_size(size) for size in bandwidth)

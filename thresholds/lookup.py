@@ -16,13 +16,13 @@ from thresholds.units import MNNVL, format_size
 Case = Mapping[str, Value]
 _Row = TypeVar("_Row", Limit, Gap)
 # On GPUs the host times a barrier, which has no result that a device could wait for: its launch, its end and
-# the way back are estimated at 60 to 110 us. Nobody published one; figures are of what devices time.
+# the way back are estimated at 60 to 110 us. Nobody has published that: figures are timed on devices.
 HOST_TIMED = 2.0
-ARITHMETIC_STEP = "nodes.matmul"  # whose dtype is one that devices multiply in, elsewhere it is the data's
+ARITHMETIC_STEP = "nodes.matmul"  # its dtype is what devices multiply in; elsewhere it is the data's
 
 
 class LimitError(Exception):
-    """No one row judges the case. `kind` says why not; the text names the nearest rows.
+    """No row, or more than one, judges the case. `kind` says why; the text names the nearest rows.
 
     `reason` is the same for all cases that lack a limit for the same reason.
     """
@@ -79,7 +79,7 @@ def unused(hardware: Hardware, judgements: Iterable[Judgement]) -> list[str]:
 
 
 def idle_rows(hardware: Hardware, judged: Iterable[tuple[str, Case]]) -> list[Limit]:
-    """The limits that none of these metrics and cases is judged by."""
+    """The limits that judge none of these metrics and cases."""
     known = [(metric, case) for metric, one in judged for case in _cases(hardware, metric, one)]
     return [
         limit
@@ -89,7 +89,7 @@ def idle_rows(hardware: Hardware, judged: Iterable[tuple[str, Case]]) -> list[Li
 
 
 def _cases(hardware: Hardware, metric: str, case: Case) -> Iterator[Case]:
-    """Give a case, and the one of fewer nodes by whose row it is judged, where no row is for it."""
+    """Give a case and, if no row matches it, the case of fewer nodes by whose row it is judged."""
     yield case
     fewer = beyond.fewer(hardware, case)
     if fewer is not None and not _matching(hardware.limits, metric, case):

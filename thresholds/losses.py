@@ -1,8 +1,8 @@
-"""How much of a figure that healthy machines published may be lost before a row is red.
+"""How much of a published figure of healthy machines may be lost before a row is red.
 
-`healthy.csv` has those figures: of a hardware file and of all that extend it, by all ranks of a node at once.
-A figure of a smaller size than the row judges is what the larger reaches at least. A floor above a figure
-would reject the machine that published it. One that lets more than MOST of it go must say why, in `loose`.
+`healthy.csv` has these figures, for a hardware file and all that extend it, by all ranks of a node at once.
+A figure of a smaller size than the row judges is a lower bound for the larger size. A floor above a figure
+would reject the machine that published it. A floor that allows more loss than MOST must say why (`loose`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSIDE = "inside"  # the link inside a node, whatever a file calls it
 
 @dataclass(frozen=True)
 class Figure:
-    """What healthy machines reached in a case, in the metric's unit; who said so, and of which files."""
+    """What healthy machines reached in a case, in the metric's unit; the source, and for which files."""
 
     files: tuple[str, ...]
     metric: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Loss:
-    """A row beside the published figure of which it lets the most go; None where nobody published one."""
+    """A row and the published figure of which it allows the largest loss; None where none was published."""
 
     row: Limit
     figure: Figure | None = None
@@ -46,7 +46,7 @@ class Loss:
 
     @property
     def share(self) -> float:
-        """What may be lost of the figure."""
+        """The share of the figure that may be lost."""
         return 1 - self.asked / self.figure.value if self.figure else 0.0
 
     @property
@@ -90,7 +90,7 @@ def _figure(line: dict[str, str]) -> Figure:
 
 
 def losses(hardware: Hardware) -> list[Loss]:
-    """Give each row that sets a floor, with the published figure that it rejects, or lets the most go of."""
+    """Give each row with a floor, and the published figure that it rejects or of which most may be lost."""
     worst = {row.where: Loss(row) for row in hardware.limits if METRICS[row.metrics[0]].better == "more"}
     for figure in _nearest(hardware):
         for row, asked in _rows(hardware, figure):
@@ -101,7 +101,7 @@ def losses(hardware: Hardware) -> list[Loss]:
 
 
 def _nearest(hardware: Hardware) -> Iterator[Figure]:
-    """Give the figures of a file and of those that it extends; of one case those of the nearest file."""
+    """Give the figures of a file and of those that it extends; for each case those of the nearest file."""
     seen = set[tuple[object, ...]]()
     for name in (hardware.name, *(path.stem for path in hardware.extends)):
         own = [one for one in figures() if name in one.files and (one.metric, one.case) not in seen]
@@ -110,7 +110,7 @@ def _nearest(hardware: Hardware) -> Iterator[Figure]:
 
 
 def _rows(hardware: Hardware, figure: Figure) -> Iterator[tuple[Limit, float]]:
-    """Give the rows that judge such a case, and what each asks of it."""
+    """Give the rows that judge the case of a figure, and the floor of each."""
     case: dict[str, Value] = {"ranks_per_node": int(hardware.expect.get("gpus_per_node") or 1)}
     case |= {"path": hardware.inside, **dict(figure.case)}
     if METRICS[figure.metric].bounded:

@@ -1,4 +1,4 @@
-"""`--hardware auto`: the one file whose [match] says what the nodes say they are."""
+"""`--hardware auto`: the one file whose [match] agrees with the nodes' facts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from thresholds.hardware import Hardware
 
 Facts = Mapping[str, str | int]
-SHOWN = 8  # files of an error, the nearest first
+SHOWN = 8  # files in an error message, the nearest first
 
 
 class RecogniseError(Exception):
-    """No file, or more than one, matches the facts; the text shows field by field why."""
+    """No file, or more than one, matches the facts; the text says why, field by field."""
 
 
 def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
     """The one of these hardware files that matches these facts.
 
-    A file with `auto = false` takes part only where it is the only one, which is how a named file is checked.
-    Of several that match, the one that is more specific than every other is meant.
+    A file with `auto = false` counts only where it is the only one, which is how a named file is checked. If
+    several match, the one that is more specific than every other is chosen.
     """
     candidates = [one for one in loaded if not one.part]
     alone = len(candidates) == 1
@@ -43,7 +43,7 @@ def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
 
 
 def specialises(one: Hardware, other: Hardware) -> bool:
-    """Whether a file extends the other, or asks all that the other asks and more."""
+    """Whether a file extends the other, or its [match] has all of the other's fields and more."""
     extended = [path.resolve() for path in one.extends]
     return (other.path is not None and other.path.resolve() in extended) or set(other.match) < set(one.match)
 
@@ -64,7 +64,7 @@ def _either(wanted: Sequence[str | int]) -> str:
 
 
 def _alike(wanted: str | int, found: str | int) -> bool:
-    """Equal but for case; a * in the file stands for any text, and of numbers "38..41" for any between."""
+    """Equal except for case; in the file * stands for any text, and "38..41" for any number in that range."""
     text = str(wanted).strip()
     if isinstance(found, int) and (range_ := re.fullmatch(r"([0-9]{1,9})\.\.([0-9]{1,9})", text)):
         return int(range_[1]) <= found <= int(range_[2])
@@ -73,7 +73,7 @@ def _alike(wanted: str | int, found: str | int) -> bool:
 
 
 def _apart(matching: Sequence[Hardware], facts: Facts) -> Iterator[str]:
-    """The fields by which files that all match could be told apart, and what each asks of them."""
+    """The fields by which files that all match could be told apart, and what each file asks there."""
     fields = sorted({name for one in matching for name in one.match})
     for name in fields:
         asked = [_either(one.match[name]) if name in one.match else "nothing" for one in matching]
@@ -86,7 +86,7 @@ def _apart(matching: Sequence[Hardware], facts: Facts) -> Iterator[str]:
 
 
 def _nearest(candidates: Sequence[Hardware], facts: Facts) -> Iterator[str]:
-    """Field by field why files do not match, those first that are nearest."""
+    """Why files do not match, field by field, the nearest files first."""
 
     def distance(one: Hardware) -> tuple[int, float]:
         names = [str(name).lower() for name in one.match.get("gpu", ())]

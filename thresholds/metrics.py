@@ -1,4 +1,4 @@
-"""From what every rank timed to the figures that are judged; an iteration is as long as its slowest rank."""
+"""From the times of all ranks to the figures that are judged; an iteration is as long as its slowest rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOW = 0.8  # an iteration is slow when it ran at less than this share of the me
 
 
 class SampleError(Exception):
-    """The samples cannot be made into a figure; what needed one is unchecked, for this reason."""
+    """The samples give no figure; what needs it is unchecked, for this reason."""
 
 
 def iteration_seconds(ranks: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ def slow_fraction(seconds: Sequence[float]) -> float:
 
 
 def quick(seconds: Sequence[float]) -> float:
-    """The seconds of an iteration than which a tenth were quicker: what the part can do undisturbed."""
+    """The 10th percentile of the seconds: what the part can do undisturbed."""
     return sorted(seconds)[len(seconds) // 10]
 
 
@@ -73,7 +73,7 @@ def _p99(seconds: Sequence[float]) -> float:
 
 
 def _check(times: Sequence[float], where: str = "") -> None:
-    """Refuse what is no time; of millions of samples each is looked at by itself only to name the bad one."""
+    """Refuse values that are not times; of maybe millions, single ones are checked only to name a bad one."""
     if set(map(type, times)) == {float} and min(times) > 0 and math.isfinite(sum(times)):
         return
     for iteration, seconds in enumerate(times):
@@ -82,7 +82,7 @@ def _check(times: Sequence[float], where: str = "") -> None:
 
 
 def busbw_factor(collective: str, ranks: int) -> float:
-    """busbw / algbw of a collective over n ranks, where algbw is size / time; see its row."""
+    """busbw / algbw of a collective over n ranks, where algbw is size / time; see its row in COLLECTIVES."""
     if collective not in COLLECTIVES:
         reason = "moves no data" if collective == BARRIER else "is no collective that is known here"
         raise ValueError(f"{collective} {reason}: it has no bus bandwidth")
@@ -97,6 +97,6 @@ def busbw(collective: str, ranks: int, size_bytes: int, seconds: float) -> float
 
 
 def at_least(count: int, samples: int, rate: float) -> float:
-    """The probability that `count` or more of so many are slow: the upper tail of the binomial."""
+    """The probability that `count` or more of `samples` are slow: the upper tail of the binomial."""
     below = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(count))
     return max(0.0, 1.0 - below)

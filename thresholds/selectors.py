@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thresholds.units import ALGORITHMS, COLLECTIVES, DTYPES, PATHS, parse_size
 
 Value = str | int
-FAR = 65536  # stands for "any larger number" where an open range has to be tried out
+FAR = 65536  # the end of an open range where its ends are tried out
 
 
 @dataclass(frozen=True)
@@ -115,5 +115,5 @@ READERS: Mapping[str, Callable[[object], Selector]] = {
 
 
 def overlap(left: Mapping[str, Selector], right: Mapping[str, Selector]) -> bool:
-    """Whether some case could match both rows: what a row leaves out, it matches always."""
+    """Whether some case could match both rows: a selector that a row lacks matches everything."""
     return all(selector.meets(right[name]) for name, selector in left.items() if name in right)

@@ -27,8 +27,7 @@ class Metric:
     """What a metric's numbers mean.
 
     `bounded` metrics are bus bandwidths, which physics bounds (see bounds.py); `share` metrics lie in 0..1.
-    `least` and `most` are what hardware can be believed to do, ten times better than any that is sold: beyond
-    them something else was measured.
+    Values beyond `least` and `most` (ten times better than any hardware sold) measured something else.
     """
 
     unit: str
@@ -69,7 +68,7 @@ _SHIFT = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether this is a number at all, and one that can be compared."""
+    """Whether this is a number, and finite."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:
@@ -87,7 +86,7 @@ def parse_size(text: object) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact writing of a size, which `parse_size` reads back."""
+    """The shortest exact text of a size, which `parse_size` reads back."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size_bytes and size_bytes % (1 << _SHIFT[unit]) == 0:
             return f"{size_bytes >> _SHIFT[unit]}{unit}"
@@ -95,7 +94,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_number(value: float, beside: float | None = None) -> str:
-    """A figure in three digits, or in as many as it takes to tell it from the figure `beside` it."""
+    """A figure in three digits, or in as many as are needed to distinguish it from `beside`."""
     for digits in range(3, 17):
         if beside is None or value == beside or f"{value:.{digits}g}" != f"{beside:.{digits}g}":
             break

@@ -1,4 +1,4 @@
-"""One metric held against its limit. What cannot be compared is unchecked, and never green."""
+"""Compare one metric with its limit. What cannot be compared is unchecked, and never green."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Figure = float | SampleError | None
 
 
 class _NotJudged(Exception):
-    """Why a value cannot be held against its limit."""
+    """Why a value cannot be compared with its limit."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ def judge(
     measured_gigabytes_per_s: float | None = None,
     required: bool = True,
 ) -> Judgement | None:
-    """Hold one value against its row: pass, fail or unchecked, or None for a metric that is only recorded.
+    """Compare one value with its row: pass, fail or unchecked, or None for a metric that is only recorded.
 
-    `value` may be the `SampleError` that came in its place. `measured_gigabytes_per_s` is the copy rate of
-    the same run, for line rates that a file calls "measured". Without `required` a metric without a row is
+    `value` may be a `SampleError` instead of a number. `measured_gigabytes_per_s` is the copy rate of the
+    same run, for line rates that a file calls "measured". Unless `required`, a metric without a row is only
     recorded; with a row it is judged like any other.
     """
     judging = _Judge(hardware, metric, case, value, samples, measured_gigabytes_per_s)

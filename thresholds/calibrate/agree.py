@@ -1,4 +1,4 @@
-"""Whether runs may be taken together: one hardware, one workload, one set of versions, each run once."""
+"""Whether runs may be combined: one hardware, one workload, one set of versions, each run once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thresholds.units import format_size
 
 LEAST_RUNS = 2  # one run says nothing about what repeats
 LEAST_NODES = 2  # one node says nothing about what nodes of its kind have in common
-_Kinds = dict[str, list[str]]  # what is said -> who says it
+_Kinds = dict[str, list[str]]  # value -> the runs or nodes that have it
 
 
 def disagreements(runs: Sequence[Run]) -> Iterator[str]:
-    """Every way in which the runs are not of one kind."""
+    """Every way in which the runs differ."""
     for number, run in enumerate(runs):
         if run.id in {other.id for other in runs[:number]}:
             yield f"{run.path}: run {run.id} is given twice"
@@ -63,12 +63,12 @@ def day_of(runs: Sequence[Run]) -> datetime.date | None:
     """The day on which the last of the runs began; None where one does not say."""
     try:
         return max(datetime.datetime.fromisoformat(run.started) for run in runs).date()
-    except (ValueError, TypeError):  # no time at all, or one with a zone beside one without
+    except (ValueError, TypeError):  # not a time, or times with and without a zone
         return None
 
 
 def unlike(runs: Sequence[Run], figures: Sequence[Figure], like: Hardware) -> Iterator[str]:
-    """Where the runs are not of the hardware, or not of the sizes, that a file is about."""
+    """Where the hardware or the sizes of the runs are not those of a file."""
     kinds: dict[str, set[str]] = {}
     for run in runs:
         for node, facts in run.said.items():
@@ -83,7 +83,7 @@ def unlike(runs: Sequence[Run], figures: Sequence[Figure], like: Hardware) -> It
 
 
 def origin(runs: Sequence[Run], sifted: Sifted) -> str:
-    """Where all figures come from, for the source of every row."""
+    """The origin of all figures, for the source of every row."""
     nodes = sorted(nodes_of(runs) - sifted.nodes.keys())
     ids = [run.id for run in runs]
     return f"{_counted(nodes, 'healthy node')} in {_counted(ids, 'run')}; {versions(runs)}"

@@ -1,7 +1,7 @@
-"""A hardware file from healthy runs, or all reasons at once why these runs make none.
+"""Make a hardware file from healthy runs, or give all reasons why these runs make none.
 
 Nothing is written where runs or nodes disagree, where data were wrong or a run was cut short: a floor learned
-from bad nodes accepts bad nodes for as long as the file lives.
+from bad nodes accepts bad nodes for as long as the file is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says. `rates` are line rates in GB/s, `most` margins that are allowed by hand."""
+    """What the command line says. `rates` are line rates in GB/s, `most` the margins of --most-margin."""
 
     name: str = ""
     like: Hardware | None = None
@@ -102,7 +102,7 @@ def _checked(text: str, notes: tuple[str, ...], made: Sequence[Made]) -> Calibra
     return Calibration(text, notes, len(made) - gaps, gaps)
 
 
-# what is said beside the rows
+# notes and the head of the file
 
 
 def _left_out(sifted: Sifted) -> Iterator[str]:

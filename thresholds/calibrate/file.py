@@ -1,4 +1,4 @@
-"""Writing a hardware file: tables as they were found, and a row for every figure."""
+"""Write a hardware file: tables as they were found, and a row for every figure."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def literal(value: object) -> str:
         return repr(value)
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return json.dumps(_clean(str(value)), ensure_ascii=False)  # as TOML writes it, when all is printable
+    return json.dumps(_clean(str(value)), ensure_ascii=False)  # JSON and TOML write printable strings alike
 
 
 def _clean(text: str) -> str:
-    """The text without what neither a line of TOML nor UTF-8 can hold: names come from anywhere."""
+    """The text without characters that a line of TOML or UTF-8 cannot hold: names come from anywhere."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

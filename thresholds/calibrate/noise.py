@@ -1,4 +1,4 @@
-"""How much healthy values of one figure differ, which of them are no part of that, and what to ask for.
+"""How much healthy values of one figure differ, which of them are outliers, and what limit to ask for.
 
 Sources: the modified z score of Iglewicz and Hoaglin (1993) with its cut of 3.5; the iterative trim of
 SuperBench (microsoft/superbenchmark@700d650 superbench/analyzer/baseline_generation.py), which starts from
@@ -17,16 +17,16 @@ from thresholds.units import METRICS
 
 # 1024 nodes times 50 figures fail by chance once in a hundred acceptances: the normal tail beyond 5.1 sigma.
 Z = 5.1
-# An estimate from n values is itself uncertain, by 1/sqrt(2(n-1)) of it: 1.645 of that is its upper 95 %.
+# An estimate of sigma from n values has a relative error of 1/sqrt(2(n-1)); 1.645 of that is its upper 95 %.
 UPPER = 1.645
-HEALTHY_SLOW = 0.05  # spikes of a healthy link, where fewer were seen
+HEALTHY_SLOW = 0.05  # the assumed share of spikes on a healthy link, where fewer were seen
 FEWEST_TO_COMPARE = 3
-MOST_STRAYS = 0.2  # of healthy values; where more lie outside, that is how they are, and it counts as noise
+MOST_STRAYS = 0.2  # of healthy values; where more are outliers, they are normal and count as noise
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What is asked of one kind of figure: shares of the median, or for figures without unit plain amounts.
+    """The tolerance of one kind of figure: shares of the median, or plain amounts for figures without unit.
 
     Values less than `apart` from the median are never outliers. `least` is the smallest margin between the
     median and a limit. Where the noise asks for more than `most`, the values disagree too much for a limit.
@@ -38,12 +38,12 @@ class Tolerance:
     relative: bool = True
 
     def shown(self, amount: float) -> str:
-        """An amount as people read it."""
+        """An amount in readable form."""
         return f"{100 * amount:.3g} %" if self.relative else f"{amount:.3g}"
 
 
 RATE = Tolerance(0.03, 0.05, 0.15)  # 5 %: SuperBench's regression; a floor below 0.85 of healthy is too loose
-WHOLE = Tolerance(0.03, 0.10, 0.30)  # of twenty iterations one that takes three times as long costs a tenth
+WHOLE = Tolerance(0.03, 0.10, 0.30)  # one of twenty iterations that takes three times as long costs a tenth
 TIME = Tolerance(0.15, 0.25, 1.0)
 PLAIN = Tolerance(0.05, 0.10, 0.45, relative=False)
 SLOW = Tolerance(0.10, 0.10, 0.45, relative=False)
@@ -51,7 +51,7 @@ SLOW_AT_MOST = 0.5  # no more can be slower than their own median
 
 
 def tolerance(metric: str) -> Tolerance:
-    """The tolerance of a metric, by what its numbers mean."""
+    """The tolerance of a metric, by its name or unit."""
     if metric in ("busbw_mean", "slow_fraction"):
         return WHOLE if metric == "busbw_mean" else SLOW
     unit = METRICS[metric].unit
@@ -60,7 +60,7 @@ def tolerance(metric: str) -> Tolerance:
 
 @dataclass(frozen=True)
 class Noise:
-    """Healthy values: the median of n, their standard deviation, how far apart they are, and the margin."""
+    """The median of n healthy values, their standard deviation, their spread (max - min), and the margin."""
 
     n: int
     median: float
@@ -70,10 +70,10 @@ class Noise:
 
 
 def outliers(values: Sequence[float], allowed: Tolerance) -> list[int]:
-    """Positions of what is no part of the others: trimmed from the median until nothing more is.
+    """Positions of the outliers, which are trimmed until no more are left.
 
-    A value goes when its modified z, 0.6745 (x - median) / MAD, is beyond 3.5 and it is `apart` as well: the
-    cut alone condemns someone among eight healthy in one case of thirteen.
+    A value is an outlier when its modified z, 0.6745 (x - median) / MAD, is beyond 3.5 and it is `apart` as
+    well: the cut alone finds an outlier among eight healthy values in one case of thirteen.
     """
     kept = list(range(len(values)))
     while len(kept) >= FEWEST_TO_COMPARE:
@@ -96,7 +96,7 @@ def strays(values: Sequence[float], allowed: Tolerance) -> list[int]:
 def noise(values: Sequence[float], allowed: Tolerance, iterations: int = 0) -> Noise:
     """Measure the noise, and from it the margin.
 
-    Of a share that was counted over some `iterations` the noise is known: sqrt(p(1-p)/n).
+    The noise of a share that was counted over `iterations` is known: sqrt(p(1-p)/n).
     """
     middle = statistics.median(values)
     scale = middle if allowed.relative and middle > 0 else 1.0

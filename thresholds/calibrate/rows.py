@@ -1,7 +1,7 @@
 """From healthy values to rows: floor = median x (1 - max(5.1 sigma, least margin)), ceilings likewise.
 
 sigma is the standard deviation of what is left after the trim, in shares of the median. Its upper 95 % bound
-is used, as few values do not say it well. 5.1 sigma: see calibrate_noise.Z. Nothing is subtracted later.
+is used, as few values estimate it badly. 5.1 sigma: see Z in noise.py. Nothing is subtracted later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thresholds.verdict import judge, subject
 LEAST_VALUES = 5  # five values below a floor by chance: 0.5 ** 5, three in a hundred
 LEAST_LEFT = 3  # of those five, when a run was left out
 LEAST_ITERATIONS = 5  # a median of five to nine ignores a spike and sees a fault of 8 %
-WANTED_ITERATIONS = 10  # what a row asks for if it does not say
+WANTED_ITERATIONS = 10  # min_samples of a row that does not give it
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Made:
 
 @dataclass
 class Rows:
-    """The rows, what was left out of them, and why there cannot be some."""
+    """The rows, what was left out of them, and why some could not be made."""
 
     made: list[Made] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)  # why -> the figures that have none
 
     def reasons(self) -> list[str]:
-        """Why there cannot be some rows, each reason once."""
+        """Why some rows could not be made, each reason once."""
         return each_once(self.faults)
 
 
 def each_once(faults: Mapping[str, Iterable[str]]) -> list[str]:
-    """Every reason once, with the first of those that it is about."""
+    """Every reason once, with its first figure and the number of others."""
     told = []
     for why, about in faults.items():
         names = list(about)
@@ -62,22 +62,22 @@ def each_once(faults: Mapping[str, Iterable[str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class About:
-    """What every row's source says: which nodes, runs and versions; `most` are margins allowed by hand."""
+    """What every row's source says: which nodes, runs and versions; `most`: the margins of --most-margin."""
 
     origin: str
     date: datetime.date
     most: Mapping[str, float]
 
     def tolerance(self, metric: str) -> Tolerance:
-        """What is asked of a metric, here."""
+        """The tolerance of a metric, with its --most-margin."""
         known = tolerance(metric)
         return replace(known, most=self.most[metric]) if metric in self.most else known
 
 
 def shared(figures: Sequence[Figure], rates: LineRate, hint: str) -> tuple[list[Figure], list[str]]:
-    """Hold bus bandwidths against their physical bound; one above what is possible was something else.
+    """Compare bus bandwidths with their physical bound; a value above it measured something else.
 
-    `hint` says how a bound that is not known can be.
+    `hint` says how an unknown bound can be given.
     """
     found: list[Figure] = []
     faults: dict[str, dict[str, None]] = {}
@@ -101,7 +101,7 @@ def shared(figures: Sequence[Figure], rates: LineRate, hint: str) -> tuple[list[
 
 
 def rows(left: Sequence[Figure], gathered: Sequence[Figure], about: About) -> Rows:
-    """A row for every figure that was gathered, from what was left when bad nodes and runs were gone."""
+    """A row for every figure that was gathered, from the values left without bad nodes and runs."""
     found = Rows()
     by_key: dict[Key, list[Made]] = {}
     healthy = grouped(left)
@@ -160,7 +160,7 @@ def _why_not(kept: list[Figure], healthy: Noise, allowed: Tolerance) -> str:
 
 
 def _no_limit(kept: list[Figure], healthy: Noise, allowed: Tolerance) -> str:
-    """Why the limit would be none: nothing could fail by it, or what it was made of does."""
+    """Why the limit would be useless: nothing could fail it, or the values that it was made of do."""
     metric, more = kept[0].metric, METRICS[kept[0].metric].better == "more"
     value = limit(healthy, allowed, more_is_better=more)
     if more and value <= 0:
@@ -239,7 +239,7 @@ def _loosest(same: Sequence[Made]) -> Made:
 
 
 def below(figures: Sequence[Figure], like: Hardware) -> Iterator[str]:
-    """The limits of a file that the middle of these values does not meet: by them nobody here is healthy."""
+    """The limits of a file that the median of these values misses: these nodes are not healthy."""
     for (key, _), group in grouped(figures).items():
         middle = sorted(group, key=lambda one: one.number)[len(group) // 2]
         held = judge(

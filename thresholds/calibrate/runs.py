@@ -1,4 +1,4 @@
-"""The journals of finished runs as figures, or all reasons why nothing should be made of them."""
+"""Read the journals of finished runs as figures, or give all reasons why they cannot be used."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from thresholds.selectors import READERS
 from thresholds.units import METRICS, format_size, is_finite
 
 JOURNAL = "results.jsonl"
-LARGEST, SMALLEST = 1e15, 1e-15  # no figure in any unit comes near, and sums of them stay finite
+LARGEST, SMALLEST = 1e15, 1e-15  # beyond any real figure in any unit, and sums stay finite
 LONGEST_NAME = 255  # of a host, by DNS
 MOST_SHOWN = 20
-VARYING = frozenset({"netdevs"})  # of a node's identity: containers come with network devices of their own
+VARYING = frozenset({"netdevs"})  # of a node's identity: containers have their own network devices
 _LIBRARY = re.compile(r"lib(nccl|rccl)\.so\.([0-9][0-9.]*)")
 
 
@@ -27,7 +27,7 @@ _LIBRARY = re.compile(r"lib(nccl|rccl)\.so\.([0-9][0-9.]*)")
 class Figure:
     """One value of one metric, as one run measured it in one world.
 
-    `variant` tells apart the checks that share a metric and its selectors. A figure that is not `judged` is
+    `variant` distinguishes checks that share a metric and its selectors. A figure that is not `judged` is
     on record only. `share` is the part of the physical bound, where that is known.
     """
 
@@ -50,7 +50,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Run:
-    """One journal. `said` is what its nodes are, `versions` what ran on them, `sizes` the sweep in bytes."""
+    """One journal. `said`: the nodes' identities, `versions`: what ran there, `sizes`: the sweep in bytes."""
 
     path: Path
     id: str = ""
@@ -66,9 +66,9 @@ class Run:
 
 
 def read(word: str) -> Run:
-    """Read a run, of which `word` is the report directory or the journal, with every fault of it.
+    """Read a run and all its faults; `word` is its report directory or its journal.
 
-    Of a journal that cannot be read only the faults are there.
+    A journal that cannot be read gives only its faults.
     """
     path = Path(word)
     try:
@@ -105,7 +105,7 @@ def _run(path: Path, records: Sequence[Record]) -> Run:
     )
 
 
-# whether it may be believed
+# whether a run can be believed
 
 
 def _faults(records: Sequence[Record], checks: Sequence[CheckRecord], unjudged: bool) -> Iterator[str]:
@@ -132,8 +132,8 @@ def _faults(records: Sequence[Record], checks: Sequence[CheckRecord], unjudged: 
 def _trouble(check: CheckRecord, unjudged: bool) -> str:
     """Why a check speaks against its run.
 
-    A figure that is too low for a file, or has no row, does not; and where no file was asked (`unjudged`)
-    neither does a comparison that lacked what only a file says. Hangs and crashes leave no judgement.
+    A figure that is too low for a file, or has no row, does not. Without a hardware file (`unjudged`) a
+    comparison that lacked what only a file says does not either. Hangs and crashes leave no judgement.
     """
     for blame in check.blame:
         if blame.kind is BlameKind.WRONG_DATA:
@@ -192,7 +192,7 @@ def unselectable(case: Case) -> str:
 
 
 def _variant(check: CheckRecord) -> str:
-    """The check without its node: what is asked of every node is the same."""
+    """The check without its node: every node is asked the same."""
     own = f"-{check.nodes[0]}]" if len(check.nodes) == 1 else "]"
     return f"{check.suite}::{check.name.removesuffix(own)}"
 
@@ -216,7 +216,7 @@ def _swept(check: CheckRecord) -> Iterator[int]:
 
 
 def _identity(facts: Mapping[str, Any]) -> dict[str, str | int]:
-    """What [match] was, or would have been, held against, as the run wrote it down."""
+    """What the run recorded of a node for the comparison with [match]."""
     told = _at(facts, "identity")
     found = told.items() if isinstance(told, Mapping) else ()
     return {
@@ -249,7 +249,7 @@ def _named(record: Record) -> Iterator[tuple[str, object]]:
                 yield match[1].upper(), match[2]
 
 
-# reading what may be anything
+# reading values of any type
 
 
 def _at(value: object, *keys: str) -> Any:  # noqa: ANN401 - whatever the journal holds there

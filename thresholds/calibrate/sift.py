@@ -1,7 +1,7 @@
-"""Which nodes and runs are no part of what is healthy, and what of them the evidence can name.
+"""Which nodes and runs are not healthy, and which of them the evidence can name.
 
 A value of one node belongs to that node. A value of a world across nodes belongs to all of its nodes: in a
-ring everybody is slow together. If it is low it condemns the run, and no node.
+ring all are as slow as the slowest. If it is low it condemns the run, and no node.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Key = tuple[str, tuple[tuple[str, str | int], ...]]  # a metric, and the selecto
 
 @dataclass
 class Sifted:
-    """What is left, and in words what is not."""
+    """The figures that are left, and what was left out, with reasons."""
 
     figures: tuple[Figure, ...]
     nodes: dict[str, str] = field(default_factory=dict)  # left out, each with its reason
-    runs: dict[str, str] = field(default_factory=dict)  # of these no value across nodes is used
+    runs: dict[str, str] = field(default_factory=dict)  # their values across nodes are not used
     faults: list[str] = field(default_factory=list)
 
 
 def key_of(figure: Figure) -> Key:
-    """What a row would select."""
+    """The metric and selectors of a row for this figure."""
     return figure.metric, tuple(sorted(figure.case.items()))
 
 
 def grouped(figures: Iterable[Figure]) -> dict[tuple[Key, str], list[Figure]]:
-    """The values of every figure: of one metric, one set of selectors and one check."""
+    """The values grouped by metric, selectors and check."""
     found: dict[tuple[Key, str], list[Figure]] = {}
     for figure in figures:
         found.setdefault((key_of(figure), figure.variant), []).append(figure)
@@ -42,7 +42,7 @@ def grouped(figures: Iterable[Figure]) -> dict[tuple[Key, str], list[Figure]]:
 
 
 def sift(figures: Sequence[Figure]) -> Sifted:
-    """Leave out bad nodes, with all that they took part in, and then bad runs, until nobody more is bad."""
+    """Leave out bad nodes, with all that they took part in, and then bad runs, until none are left."""
     found = Sifted(tuple(figures))
     nodes, runs = _nodes(figures), {figure.run for figure in figures if len(figure.nodes) > 1}
     while bad := _bad_nodes(found.figures):
@@ -104,7 +104,7 @@ def _bad_runs(figures: Sequence[Figure]) -> dict[str, str]:
 
 
 def _only_there(worlds: Mapping[str, set[str]], bad: set[str]) -> str:
-    """Who took part in every bad run and in no other: a suspect, if there is one."""
+    """The nodes that took part in every bad run and in no other: suspects, if there are any."""
     if not bad:
         return ""
     inside = set.intersection(*(worlds[run] for run in bad))

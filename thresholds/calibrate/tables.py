@@ -1,4 +1,4 @@
-"""The tables of a calibrated file: those of another file, or what the runs and the command line say."""
+"""The tables of a calibrated file: those of another file, or made from the runs and the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tables = dict[str, dict[str, object]]
 
 
 def of_file(like: Hardware, name: str) -> Tables:
-    """The tables of another file, all that it extends in them; its rows stay behind."""
+    """The tables of another file and of all that it extends, without rows."""
     assert like.path is not None
     family = Family(contents(like.path), like.path)
     tables: Tables = {key: dict(family.table(key)) for key in TABLES}
@@ -29,7 +29,7 @@ def of_file(like: Hardware, name: str) -> Tables:
 def of_runs(
     runs: Sequence[Run], figures: Sequence[Figure], name: str, line_rates: Mapping[str, float]
 ) -> Tables:
-    """Tables from what the nodes say of themselves, and line rates from the command line."""
+    """Tables from the nodes' own facts, and line rates from the command line."""
     said = next((facts for run in runs for facts in run.said.values()), {})
     gpu, count, fabric = said.get("gpu", "none"), said.get("gpu_count", 0), said.get("fabric", "ethernet")
     paths = {str(one.case.get("path")) for one in figures}
@@ -67,7 +67,7 @@ def _sweep(runs: Sequence[Run], figures: Sequence[Figure]) -> dict[str, object]:
 
 
 def rates(table: Mapping[str, object]) -> LineRate:
-    """What the line rates of a new file mean."""
+    """The line rates of a new file as a `LineRate`."""
     links = {name: rate if isinstance(rate, float) else None for name, rate in table.items()}
     per_node = PER_NODE in links
     if per_node:

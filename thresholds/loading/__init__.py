@@ -1,4 +1,4 @@
 """From TOML to a hardware file: every fault at once, with file and line.
 
-What a loaded file answers is one folder up.
+The lookups in a loaded file are one folder up.
 """

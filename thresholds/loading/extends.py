@@ -1,4 +1,4 @@
-"""A hardware file and the files that it extends as one: what stands nearer goes before what is extended."""
+"""A hardware file merged with the files that it extends: a nearer file overrides a farther one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thresholds.loading.schema import ROWS, SECTIONS, Raw
 
 LARGEST_BYTES = 1 << 20
 HERE = Path(__file__).parents[1]
-INHERITED = ("inside", "shared")  # of [hardware]; the rest of it says what the one file is
+INHERITED = ("inside", "shared")  # keys of [hardware]; its other keys describe only the one file
 
 
 class Unreadable(Exception):
@@ -29,7 +29,7 @@ def shipped() -> dict[str, Path]:
 
 
 def unknown_name(name: str) -> str:
-    """Say that no shipped file has this name, and which is near."""
+    """Say that no shipped file has this name, and suggest a similar one."""
     known = shipped()
     found = [one for one in known if name.lower() in one] or difflib.get_close_matches(name, known, n=1)
     near, far = f"did you mean {' or '.join(found)}?", f"known are {', '.join(known)}."
@@ -38,7 +38,7 @@ def unknown_name(name: str) -> str:
 
 
 def contents(path: Path) -> bytes:
-    """The bytes of a regular file, and no more of them than show that it is too large."""
+    """The bytes of a regular file, at most one byte more than the limit."""
     try:
         if path.exists() and not path.is_file():
             kind = "a directory" if path.is_dir() else "not a regular file"
@@ -51,7 +51,7 @@ def contents(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Document:
-    """One file as it stands. Without `raw` it could not be read as TOML."""
+    """One file by itself. `raw` is None if it could not be read as TOML."""
 
     path: Path
     raw: Raw | None
@@ -69,12 +69,12 @@ class Document:
 
     @property
     def extends(self) -> str | None:
-        """The word by which it names the file that it extends."""
+        """The name or path that it gives for the file that it extends."""
         word = self.table("hardware").get("extends")
         return word if isinstance(word, str) and word else None
 
     def parent(self) -> Path:
-        """Where the file lies that it extends: a shipped name, or a path beside this file."""
+        """The path of the file that it extends: a shipped file, or relative to this file."""
         word = self.extends or ""
         if "/" in word or word.endswith(".toml"):
             return self.path.parent / word
@@ -84,7 +84,7 @@ class Document:
 
 
 def document(data: bytes, path: Path) -> tuple[Document, list[Fault]]:
-    """Read one file as TOML; its faults when it is none."""
+    """Read one file as TOML; returns it with its faults."""
     sha256 = hashlib.sha256(data).hexdigest()
     try:
         text = _text(data)
@@ -96,7 +96,7 @@ def document(data: bytes, path: Path) -> tuple[Document, list[Fault]]:
 
 
 class _NotTomlError(Exception):
-    """Why the bytes are no TOML, and the line at which that shows."""
+    """Why the bytes are not TOML, and in which line."""
 
     def __init__(self, text: str, line: int = 1) -> None:
         super().__init__(text)
@@ -125,7 +125,7 @@ def _toml(text: str) -> Raw:
 
 
 def _shape(found: Document) -> Iterator[Fault]:
-    """Sections that are not known, tables that are no tables, rows that are no rows."""
+    """Report unknown sections, tables that are not tables, and rows that are not rows."""
     for name, value in (found.raw or {}).items():
         if name not in SECTIONS:
             yield found.fault(f"unknown section [{name}]{near(name, SECTIONS)}", name)
@@ -136,7 +136,7 @@ def _shape(found: Document) -> Iterator[Fault]:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: the nearest, or all of them."""
+    """The end of a sentence about an unknown name: the most similar known name, or all of them."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else f"; known are: {', '.join(known)}"
 
@@ -172,11 +172,11 @@ class Family:
         return any(isinstance((one.raw or {}).get(name), dict) for one in self.documents)
 
     def rows(self, kind: str) -> list[object]:
-        """All rows of a kind, those that stand nearer first."""
+        """All rows of a kind, those of nearer files first."""
         return [(one.raw or {})[kind][index] for one, index in self._rows[kind]]
 
     def place(self, *keys: str | int) -> tuple[Document, tuple[str | int, ...]]:
-        """The document in which a key (or row, counted over all documents) stands, and its keys there."""
+        """The document that has a key (or row, counted over all documents), and its keys there."""
         if keys and keys[0] in ROWS and len(keys) > 1:
             one, index = self._rows[str(keys[0])][int(keys[1])]
             return one, (keys[0], index, *keys[2:])
@@ -225,5 +225,5 @@ def _has(one: Document, keys: tuple[str | int, ...]) -> bool:
 def _same(path: Path, documents: Iterable[Document]) -> bool:
     try:
         return path.resolve() in [one.path.resolve() for one in documents]
-    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, or no path at all
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, or not a path
         raise Unreadable(f"cannot be read: {error}") from error

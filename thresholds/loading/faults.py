@@ -1,4 +1,4 @@
-"""What is wrong with a hardware file: every fault, with its line (tomllib keeps none) and what to do."""
+"""The faults of a hardware file, each with its line (which tomllib does not keep) and what to do."""
 
 from __future__ import annotations
 

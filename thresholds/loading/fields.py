@@ -35,7 +35,7 @@ def _rising(sizes: list[int]) -> list[int]:
 
 
 def of_words(sizes: list[int]) -> list[int]:
-    """Refuse sizes that no whole number of the payload's words has."""
+    """Refuse sizes that are not a whole number of the payload's words."""
     if any(size % 8 for size in sizes):
         raise ValueError("write sizes of whole words, multiples of 8B: the payload is 64-bit integers")
     return sizes

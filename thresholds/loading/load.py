@@ -49,7 +49,7 @@ def load(path: Path | str) -> Hardware:
 
 
 def load_whole(path: Path | str) -> Hardware:
-    """The same for a file that is to judge nodes, which a part of files cannot."""
+    """Do the same for a file that judges nodes, which a part cannot."""
     hardware = load(path)
     if hardware.part:
         text = "this is only a part of hardware files; name a file that extends it"
@@ -76,7 +76,7 @@ def hardware_files(asked: str, here: Path) -> tuple[Hardware, ...]:
 
 
 def read(data: bytes, path: Path) -> Hardware:
-    """The same for bytes that are at hand; what it extends is read from where `path` says that it lies."""
+    """Do the same for given bytes; the files that it extends are found relative to `path`."""
     sections = Sections(path, data)
     placed = [*_rows(sections)]
     _check_tables(sections)
@@ -100,7 +100,7 @@ def _rows(sections: Sections) -> Iterator[tuple[Row, Placed]]:
 
 
 def _void(row: Row, placed: Placed, sections: Sections) -> bool:
-    """Whether a nearer file declares absent what a row of a farther one is about."""
+    """Whether a row of a farther file is about something that a nearer file declares absent."""
     for name in ("path", "collective"):
         words = row.selectors[name].samples() if name in row.selectors else ()
         if words and all(

@@ -1,4 +1,4 @@
-"""A hardware file as checked sections: what can be used of it, and a fault for everything that cannot."""
+"""A hardware file as checked sections: the valid parts, and a fault for everything that is not valid."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Placed:
-    """One row that passed on its own: a [[limit]] or [[gap]], and the how manyth over all files."""
+    """One row that is valid by itself: a [[limit]] or [[gap]], and its index over all files."""
 
     kind: str
     index: int
     section: RowSection
-    distance: int  # how many files lie between the file and the one in which the row stands
+    distance: int  # how many `extends` lead from the file to the one that has the row
 
 
 class Sections:
-    """The sections of one file, and of what it extends, that passed; and the faults of those that did not."""
+    """The valid sections of one file and of what it extends, and the faults of the others."""
 
     def __init__(self, path: Path, data: bytes) -> None:
         self.family = Family(data, path)
@@ -55,7 +55,7 @@ class Sections:
         return self.tables.hardware is not None and self.tables.hardware.part
 
     def fault(self, text: str, *path: str | int) -> None:
-        """Note what is wrong at a key (or table), in the file in which it stands."""
+        """Note what is wrong at a key (or table), in the file that has it."""
         document, keys = self.family.place(*path)
         self.faults.append(document.fault(text, *keys))
 
@@ -65,11 +65,11 @@ class Sections:
         return f"{document.path.name}:{document.lines.of(*keys)}"
 
     def declared(self, name: str, key: str) -> int:
-        """How far away the file stands that has this key of a table."""
+        """The distance of the file that has this key of a table."""
         return self.family.distance(self.family.place(name, key)[0])
 
     def _required(self) -> None:
-        """What must be there; of a file whose parent could not be read, nobody knows."""
+        """Report missing sections, unless a parent could not be read, which may have them."""
         for name in ("hardware",) if self.part else REQUIRED:
             if self.family.whole and not self.family.has(name):
                 self.fault(f"section [{name}] is missing; write it")
@@ -87,13 +87,13 @@ class Sections:
             for found in error.errors(include_url=False, include_context=False):
                 keys = (*path, *(key for key in found["loc"] if key != "[key]"))
                 elsewhere = found["type"] == "missing" and keys[0] in TABLES and keys[0] != "hardware"
-                if self.family.whole or not elsewhere:  # else it may stand in the file that could not be read
+                if self.family.whole or not elsewhere:  # else the unreadable file may have it
                     self.fault(_sentence(model, found["type"], found["msg"], keys), *keys)
             return None
 
 
 def _in_force(rows: list[Placed]) -> list[Placed]:
-    """The rows that hold: one with the same metric and selectors in a nearer file replaces a farther one."""
+    """The rows that count: those of a nearer file replace farther ones with equal metric and selectors."""
     nearest: dict[tuple[object, ...], int] = {}
     for row in rows:
         for key in _keys(row):
@@ -112,7 +112,7 @@ def _in_force(rows: list[Placed]) -> list[Placed]:
 
 
 def _keys(row: Placed) -> list[tuple[object, ...]]:
-    """What a row is about, metric by metric."""
+    """The metric and selectors of a row, for each of its metrics."""
 
     def about(selector: Selector) -> tuple[object, ...]:
         return selector.values, selector.low, selector.high
@@ -132,7 +132,7 @@ def _sentence(model: type[BaseModel], kind: str, message: str, keys: tuple[str |
 
 
 def _known(model: type[BaseModel], keys: tuple[str | int, ...]) -> list[str]:
-    """The keys of the table, this one or a table of it, that the last key was written in."""
+    """The known keys of the table (or nested table) that has the last key."""
     for key in keys[:-1]:
         field = model.model_fields.get(str(key))
         for inner in (field.annotation, *get_args(field.annotation)) if field else ():

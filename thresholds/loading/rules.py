@@ -61,7 +61,7 @@ def plateau(hardware: Hardware) -> Iterator[str]:
 
 
 def reachable(row: Row, hardware: Hardware) -> Iterator[str]:
-    """A row that no case can match would look like a limit and judge nothing."""
+    """Refuse a row that no case can match: it would look like a limit and judge nothing."""
     paths, nodes = row.selectors.get("path"), row.selectors.get("nodes")
     for path in paths.samples() if paths else ():
         if nodes and not nodes.meets(_nodes_of(path)):
@@ -79,7 +79,7 @@ def reachable(row: Row, hardware: Hardware) -> Iterator[str]:
 
 
 def fabrics(row: Row, hardware: Hardware) -> Iterator[str]:
-    """What one fabric carries says nothing of another: of a whole file each row is of a source of its own."""
+    """A figure of one fabric says nothing of another: a whole file has only rows from its own fabric."""
     named = () if isinstance(row, Gap) else row.fabrics
     if named and not hardware.part and hardware.fabric not in named:
         known = " or ".join(named)
@@ -87,7 +87,7 @@ def fabrics(row: Row, hardware: Hardware) -> Iterator[str]:
 
 
 def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:
-    """Two rows for the same case are no limit at all; yields which two, and the metrics of both."""
+    """Find rows that match the same case, which then has no limit; yields both, and their common metrics."""
     for (one, first), (other, second) in itertools.combinations(enumerate(rows), 2):
         shared = sorted(set(first.metrics) & set(second.metrics))
         if shared and overlap(first.selectors, second.selectors):
@@ -95,13 +95,13 @@ def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:
 
 
 def physics(row: Row, hardware: Hardware) -> Iterator[str]:
-    """A floor above what the wires carry rejects good hardware, or was measured elsewhere."""
+    """Refuse a floor above what the wires carry: it rejects good hardware, or was measured elsewhere."""
     if isinstance(row, Gap) or not any(METRICS[metric].bounded for metric in row.metrics):
         return
     try:
         bounds = [(_best(row, case, hardware), case) for case in _cases(row, hardware)]
     except BoundError as error:
-        if not hardware.part:  # which leaves rates to the files that extend it, and is held there
+        if not hardware.part:  # the files that extend a part have the rates, and are checked
             yield f"this floor cannot be held against a physical bound: {error}"
         return
     best, case = min(bounds, key=lambda found: found[0], default=(math.inf, {}))
@@ -113,9 +113,9 @@ def physics(row: Row, hardware: Hardware) -> Iterator[str]:
 
 
 def dates(hardware: Hardware, today: datetime.date) -> Iterator[str]:
-    """Warn of limits that nobody has looked at for long, and of dates that cannot be.
+    """Warn of limits that were not reviewed for long, and of impossible dates.
 
-    No fault of a file: whether a run may use it must not depend on the clock of the machine that starts it.
+    These are no faults: whether a run may use a file must not depend on the clock of the controller.
     """
     for limit in hardware.limits:
         years = (today - limit.date).days / 365.25
@@ -135,7 +135,7 @@ def _best(row: Limit, case: Mapping[str, Value], hardware: Hardware) -> float:
 
 
 def _cases(row: Limit, hardware: Hardware) -> Iterator[Mapping[str, Value]]:
-    """The corners of what a row covers: bounds only fall with the number of nodes."""
+    """The extreme cases of a row: bounds only fall with the number of nodes."""
     paths = _samples(row, "path", tuple(p for p in _paths(hardware) if p not in hardware.absent))
     collectives = _samples(row, "collective", DATA_COLLECTIVES)
     nodes = row.selectors.get("nodes", Selector("any", low=1))

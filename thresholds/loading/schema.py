@@ -1,4 +1,4 @@
-"""The sections of a hardware file as pydantic models; what one section cannot know is in rules.py."""
+"""The sections of a hardware file as pydantic models; rules between sections are in rules.py."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Section(BaseModel):
 class HardwareSection(Section):
     """[hardware]: what this file is about; `inside` and `shared` are inherited where it `extends` another.
 
-    `part`: it is only there to be extended. `with` names files of other hardware: worlds that have nodes of
-    both are judged by this one. `shared` says which other programs run on such machines.
+    `part`: it only serves to be extended. `with` names files of other hardware: worlds with nodes of both are
+    judged by this one. `shared` says which other programs run on such machines.
     """
 
     name: FileName
@@ -62,7 +62,7 @@ class HardwareSection(Section):
 
 
 class ExpectSection(Section):
-    """[expect]: what every node must have; a version stands for itself, or with >= for any later one too."""
+    """[expect]: what every node must have; a version is exact, or a minimum with >=."""
 
     gpus_per_node: Count | None = None
     gpu_memory_mib: Count | None = None
@@ -121,7 +121,7 @@ _Iterations = Annotated[int, Field(ge=10, le=10_000)]
 
 
 class SweepSection(Section):
-    """[sweep]: which sizes are measured, which of them are judged, and how often each of these is."""
+    """[sweep]: which sizes are measured, which of them are judged, and how many iterations each gets."""
 
     bandwidth: Sizes
     plateau: Sizes
@@ -154,7 +154,7 @@ _Few = Annotated[int, Field(ge=1, le=1024)]
 
 
 class ModelSection(Section):
-    """[model]: the model at whose size each technique runs once, compared and timed."""
+    """[model]: the model with which each technique runs once, compared and timed."""
 
     hidden: Annotated[int, Field(ge=64, le=1 << 16, multiple_of=64)]
     heads: _Few
@@ -166,7 +166,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _whole(self) -> ModelSection:
-        """Heads of whole channels, which rotary positions turn in pairs; no more choices than experts."""
+        """Heads of an even width, as rotary embeddings rotate pairs of channels; top-k within the experts."""
         faults = []
         if self.hidden % (2 * self.heads):
             faults.append(f"{self.heads} heads of an even width do not make up a hidden of {self.hidden}")
@@ -178,7 +178,7 @@ class ModelSection(Section):
 
 
 class PeersSection(Section):
-    """[peers]: by how much a node or device may lie behind its equals; see thresholds/peers.py."""
+    """[peers]: by how much a node or device may be behind its equals; see thresholds/peers.py."""
 
     margin: Share | None = None
     margins: dict[MetricName, Share] = {}
@@ -188,7 +188,7 @@ class PeersSection(Section):
 
 
 class BeyondSection(Section):
-    """[beyond]: from the rows for so many nodes those of more follow: thresholds/beyond.py."""
+    """[beyond]: limits for more nodes follow from the rows for `nodes`: thresholds/beyond.py."""
 
     nodes: Annotated[int, Field(ge=2, le=4096)]
     hop_us: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
@@ -214,7 +214,7 @@ class RowSection(Section):
 
 
 class LimitSection(RowSection):
-    """[[limit]]: a figure that a case is held to, and where it comes from."""
+    """[[limit]]: the limit of a case, and where it comes from."""
 
     min: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -239,7 +239,7 @@ _Match = dict[str, tuple[str | int, ...]]
 
 
 def _one_fabric(match: _Match) -> _Match:
-    """What the data must have crossed is held against it, so it is one word that is known."""
+    """The transport that carried the data is compared with it, so it must be one known word."""
     fabric = match.get("fabric", FABRICS[:1])
     if len(fabric) != 1 or fabric[0] not in FABRICS:
         raise ValueError(f"fabric is one of: {', '.join(FABRICS)}")
