@@ -1,4 +1,4 @@
-"""Habits that the house does without, each with the places that are excepted and why."""
+"""Habits that the code base avoids; each has its exceptions with their reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERYWHERE = (*LIBRARY, "tests", "conftest.py")
 
 @dataclass(frozen=True)
 class Habit:
-    """Something that is not done, where it is looked for, and the files in which it is done for a reason."""
+    """Something that is not done, where it is looked for, and the files that do it for a reason."""
 
     name: str
     found: Callable[[ast.AST], bool]
@@ -25,7 +25,7 @@ class Habit:
 
 
 def violations(root: Path, habit: Habit) -> Iterator[str]:
-    """Every place where the habit is met without being excepted, and every exception nobody needs."""
+    """Every place that has the habit and is not excepted, and every exception that is not needed."""
     needed = set()
     for path in sources(root, *habit.folders):
         for node in ast.walk(parsed(root / path)):
@@ -40,12 +40,12 @@ def violations(root: Path, habit: Habit) -> Iterator[str]:
 
 
 def calls(*names: str) -> Callable[[ast.AST], bool]:
-    """Matches a call of one of these dotted names."""
+    """Match a call of one of these dotted names."""
     return lambda node: isinstance(node, ast.Call) and dotted(node.func) in names
 
 
 def sleeps(node: ast.AST) -> bool:
-    """Match `time.sleep(...)`, and `sleep` taken out of its module to hide it."""
+    """Match `time.sleep(...)`, and `sleep` imported from its module."""
     if isinstance(node, ast.ImportFrom):
         return node.module in ("time", "asyncio") and any(alias.name == "sleep" for alias in node.names)
     return calls("time.sleep", "asyncio.sleep")(node)

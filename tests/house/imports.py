@@ -1,4 +1,4 @@
-"""Who may import whom: a table with a reason per row, and the walk that holds a tree to it."""
+"""Which module may import which: a table with a reason per row, and the check of a tree against it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = ("reports.record", "reports.journal")
 class Room:
     """Files (a glob, the first row that matches counts), what they may import, and why.
 
-    `may` names modules of the house with all that is below them, `packages` what comes from elsewhere.
+    `may` names modules of this project with all that is below them, `packages` those from elsewhere.
     """
 
     files: str

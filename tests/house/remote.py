@@ -1,4 +1,4 @@
-"""What runs on a node: Python 3.10, and steps that are documented, registered, used and spelled right."""
+"""Code that runs on nodes: Python 3.10, and steps that are documented, registered, used and spelled right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fixtures.transport.bundle import SENT
 from tests.house.tree import dotted, parsed, sources
 
-# Names of the standard library that came with Python 3.11 or later and tempt people, by module.
+# Names of the standard library that are new in Python 3.11 or later and likely to be used, by module.
 TOO_NEW = {
     "": {"tomllib", "BaseExceptionGroup", "ExceptionGroup", "PythonFinalizationError"},
     "asyncio": {"Barrier", "Runner", "TaskGroup", "timeout", "timeout_at"},
@@ -37,7 +37,7 @@ TOO_NEW = {
     },
     "warnings": {"deprecated"},
 }
-TOO_NEW_METHODS = {"add_note", "is_junction", "with_segments"}  # of objects, so of whatever name
+TOO_NEW_METHODS = {"add_note", "is_junction", "with_segments"}  # methods of objects, so without a module
 
 
 def is_remote(path: Path) -> bool:
@@ -112,7 +112,7 @@ def _used(root: Path) -> Iterator[tuple[str, str]]:
     pattern = re.compile(rf"(?:{'|'.join(sorted(folders))})\.[a-z_0-9]+") if folders else re.compile(r"(?!)")
     for path in sources(root, "suites", "fixtures"):
         if is_remote(path) or (path.parts[0] == "fixtures" and path.parts[1] != "blame"):
-            continue  # beside the tests, only a search asks for steps
+            continue  # apart from the tests, only a search asks for steps
         for node in ast.walk(parsed(root / path)):
             if (
                 isinstance(node, ast.Constant)

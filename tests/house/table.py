@@ -1,4 +1,4 @@
-"""The rules of this house as data: who imports whom, and where a habit is excepted, each with its reason."""
+"""The rules of this code base as data: who imports whom, and exceptions from habits, each with its reason."""
 
 from __future__ import annotations
 

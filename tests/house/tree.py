@@ -1,4 +1,4 @@
-"""The files of a tree that is to be held to the rules: this checkout, or one planted by a test."""
+"""The files of a tree that is checked against the rules: this checkout, or one made by a test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sources(root: Path, *folders: str) -> Iterator[Path]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of one file; it is asked for once per rule."""
+    """The syntax tree of one file; cached, because every rule asks for it."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 

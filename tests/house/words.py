@@ -1,4 +1,4 @@
-"""What a reader from anywhere must not stumble over, and what may lie at the top of the tree."""
+"""Text that only makes sense where it was written, and what may be at the top of the tree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def private_words(root: Path) -> Iterator[str]:
 
 
 def strangers(root: Path) -> Iterator[str]:
-    """Names at the top of the tree that nobody agreed on."""
+    """Names at the top of the tree that are not in the list."""
     for path in sorted(root.iterdir()):
         if path.name not in TOP | IGNORED:
             yield f"{path.name}: not one of the top-level names of the house"

@@ -25,7 +25,7 @@ Fault = Callable[..., Any]
 
 
 def faults() -> dict[str, Fault]:
-    """Every fault there is, by name."""
+    """Every fault, by name."""
     found: dict[str, Fault] = {}
     for kind in (LinkFaults, FabricFaults, NodeFaults, LimitFaults, LoginFaults, HardwareFaults):
         found.update((name, f) for name, f in vars(kind).items() if not name.startswith("_") and callable(f))
@@ -44,7 +44,7 @@ def usage() -> str:
 
 
 def convert(word: str, wanted: object) -> object:
-    """Read one word of the command line as the type a fault declares; @FILE stands for what a file holds."""
+    """Read one word of the command line as the type that a fault declares; @FILE is the content of a file."""
     kinds = get_args(wanted) or (wanted,)
     if word == "none" and type(None) in kinds:
         return None
@@ -72,7 +72,7 @@ def inject(lab: Lab, name: str, words: list[str]) -> object:
 
 
 def running(directory: Path | None) -> Lab:
-    """The lab that is meant: the one in `directory`, or the only one there is."""
+    """The lab in `directory`, or without it the only one that is up."""
     if directory is not None:
         return Lab(directory)
     found = [plan.parent for plan in Path(tempfile.gettempdir()).glob(f"shakedown-lab-*/{PLAN}")]
@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run one command; what cannot be done is one message and status 1."""
+    """Run one command; a failure is one message and status 1."""
     options = parser().parse_args()
     try:
         options.command(options)

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Process 1 of a lab node until sshd takes its place: boot.sh NAME FILES
 #
-# Says "ready PID" (its process id outside) once its mounts stand, waits for a line that says that its network
-# device has arrived, configures it, and becomes sshd. End of input instead of that line: the driver is gone.
+# Says "ready PID" (its process id outside) after its mounts, waits for a line that says that its network
+# device is there, configures it, and becomes sshd. End of input instead of that line: the driver is gone.
 set -eu
 name=$1
 files=$2

@@ -1,4 +1,4 @@
-"""How a fault reaches the driver: one JSON line each way over a Unix socket in the lab's directory."""
+"""How requests reach the driver: one JSON line each way over a Unix socket in the lab's directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_BYTES = 1 << 20
 
 
 class ControlError(Exception):
-    """The driver refused, with its reason, or is not there."""
+    """The driver refused, with the reason, or does not answer."""
 
 
 @contextlib.contextmanager

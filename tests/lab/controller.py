@@ -1,4 +1,4 @@
-"""A cluster opened inside a lab by a program that is a controller there, for what measures single cases."""
+"""Open a cluster inside a lab, for programs there that act as controller and measure single cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.record import Record
 def opened(
     arguments: Sequence[str], run_id: str, keep: Callable[[Record], None] = lambda _: None
 ) -> Iterator[Cluster]:
-    """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, hand on its records, and leave it clean."""
+    """Open the cluster of HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, pass its records to `keep`, leave it clean."""
     hosts, ssh_config, known_hosts, python = arguments
     with tempfile.TemporaryDirectory() as logs:
         settings = Settings(

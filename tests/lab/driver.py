@@ -35,7 +35,7 @@ Wait = Iterator[None]  # advanced every turn until it is exhausted (done) or rai
 
 
 class Refused(Exception):
-    """A request that cannot be met; the text goes back to whoever asked."""
+    """A request that cannot be met; the text is sent back as the answer."""
 
 
 class Driver:
@@ -68,7 +68,7 @@ class Driver:
         self._stopping = True
 
     def _turn(self) -> None:
-        """Wait for something to happen, deal with it, and see which requests are met by now."""
+        """Wait for an event, handle it, and answer the requests that are met by now."""
         for key, _ in self._selector.select(_POLL_S if self._waits else None):
             self._happened(key)
         waits, self._waits = self._waits, []
@@ -105,7 +105,7 @@ class Driver:
             try:
                 verb, *arguments = control.receive(connection)
             except (OSError, ValueError):
-                return  # whoever connected went away
+                return  # the client went away
             self._waits.append((connection, self._serve(verb, arguments), time.monotonic() + _REQUEST_S))
             stack.pop_all()
 
@@ -147,7 +147,7 @@ class Driver:
         return self.nodes[name]
 
     def _boot(self, *names: str) -> Wait:
-        """Switch nodes on: all start, all are plugged in together, all listen."""
+        """Switch nodes on: start all, connect all to the network together, wait until all listen."""
         nodes = [Node(self.directory, self.plan, name) for name in names]
         for node in nodes:
             self.nodes[node.name] = node
@@ -194,7 +194,7 @@ class Driver:
     # --- the end
 
     def _down(self) -> None:
-        """End the nodes and what runs on the controller, then remove the files, whatever signals."""
+        """End the nodes and what runs on the controller, then remove the files; SIGTERM is ignored."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for node in self.nodes.values():
             if node.alive:
@@ -214,7 +214,7 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> int:
-    """Hold a lab until it is to end."""
+    """Hold a lab until it is told to end."""
     directory = Path(sys.argv[1])
     plan = Plan(**json.loads((directory / PLAN).read_text()))
     signal.signal(signal.SIGTERM, _terminated)

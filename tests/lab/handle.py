@@ -1,4 +1,4 @@
-"""A hold on a running lab, from any process: commands on the controller or in a node, and its processes."""
+"""Use a running lab from any process: commands on the controller or in a node, and a node's processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LabError(Exception):
 
 
 class Handle:
-    """The directory of a running lab is all that it takes to use it."""
+    """A client of a running lab, which needs only the lab's directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -54,7 +54,7 @@ class Handle:
             *("--hosts", str(self.hosts_file)),
             *("--ssh-config", str(self.ssh_config)),
             *("--known-hosts", str(self.known_hosts)),
-            # Without links on the way: a node's own /tmp may hide where a link starts, not where it leads.
+            # The resolved path: a node's own /tmp may hide a symbolic link to it, but not its target.
             *("--remote-python", os.path.join(os.path.realpath(sys.prefix), "bin", "python")),
         ]
 
@@ -70,7 +70,7 @@ class Handle:
     # --- commands on the controller: the machine the suite is started on
 
     def controller_argv(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` in the lab's network, from anywhere in the machine's own."""
+        """The command that runs `argv` in the lab's network, for use in the machine's own network."""
         return ["nsenter", f"--net=/proc/{self._request('state')['driver']}/ns/net", "--", *argv]
 
     def popen(
@@ -85,8 +85,8 @@ class Handle:
     ) -> subprocess.Popen[str]:
         """Start a command on the controller, in its own session; the pid is the command's, not nsenter's.
 
-        `env` is added to this process's environment, from which pytest's own variables are left out. What
-        still runs when the lab ends is killed.
+        `env` is added to this process's environment without pytest's own variables. What still runs when the
+        lab ends is killed.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         environment = {**_outer_environment(), **(env or {})}
@@ -137,7 +137,7 @@ class Handle:
         return _finish(self.popen_on(node, argv, stdin=source, stdout=pipe, stderr=pipe), timeout_s, stdin)
 
     def processes(self, node: str, match: str = "") -> list[Process]:
-        """The living processes of a node whose command contains `match`; sshd itself is number 1."""
+        """The living processes of a node whose command contains `match`; sshd itself has pid 1."""
         within = namespace(self._pid(node), "pid")
         found = (describe(pid) for pid in members("pid", within))
         return sorted((p for p in found if p and match in p.command), key=lambda process: process.pid)
@@ -159,17 +159,17 @@ class Handle:
         return int(pid)
 
     def _do(self, node: str, *argv: str, stdin: str | None = None) -> str:
-        """Run a command in a node that must succeed."""
+        """Run a command in a node; raises LabError if it fails."""
         return _checked(self.on(node, argv, stdin=stdin), f"in {node}")
 
     def _do_outside(self, *argv: str) -> str:
-        """Run a command on the controller that must succeed."""
+        """Run a command on the controller; raises LabError if it fails."""
         return _checked(self.run(argv), "in the lab's network")
 
     def _start(
         self, argv: list[str], env: Mapping[str, str], cwd: str | Path | None, streams: Mapping[str, Stream]
     ) -> subprocess.Popen[str]:
-        """Start a command as the leader of a session of its own, and keep it until all ends."""
+        """Start a command as the leader of its own session, and remember it until the lab ends."""
         process = subprocess.Popen(
             argv,
             env=env,

@@ -1,4 +1,4 @@
-"""Bringing a lab up and taking it down, from a process that stays where it is."""
+"""Bring a lab up and take it down, from a process that stays in its own namespaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DOWN_S = 30.0
 
 
 class Lab(FabricFaults, NodeFaults, LimitFaults, HardwareFaults):
-    """A running lab. `Lab(directory)` takes hold of one that another process has brought up."""
+    """A running lab. `Lab(directory)` uses one that another process has brought up."""
 
     driver: subprocess.Popen[str] | None = None  # only where it was brought up
 
@@ -33,10 +33,10 @@ class Lab(FabricFaults, NodeFaults, LimitFaults, HardwareFaults):
     def up(
         cls, nodes: int, rate: str | None = None, slots: int = 1, directory: Path | None = None
     ) -> Iterator[Lab]:
-        """Bring up a lab, lend it, and leave nothing of it.
+        """Bring up a lab, yield it, and leave nothing of it.
 
-        It lives in a driver of its own, which ends it when this process ends in any way; and what a killed
-        driver cannot remove any more, this does.
+        It lives in its own driver process, which ends it when this process ends in any way. What a killed
+        driver could not remove is removed here.
         """
         plan = Plan(nodes, rate, slots)
         place = make_directory(directory)
@@ -55,7 +55,7 @@ class Lab(FabricFaults, NodeFaults, LimitFaults, HardwareFaults):
 
 @contextlib.contextmanager
 def _driver(place: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the driver, and end it by closing its standard input (which our own end does as well)."""
+    """Start the driver, and end it by closing its standard input (the end of this process does so too)."""
     argv = ["unshare", "--net", "--", sys.executable, "-m", "tests.lab.driver", str(place)]
     pipe = subprocess.PIPE
     with (

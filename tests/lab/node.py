@@ -1,4 +1,4 @@
-"""One node as the driver holds it: `unshare`, below it process 1, and the pipe that carries sshd's log."""
+"""One node in the driver: `unshare`, below it process 1, and the pipe that carries sshd's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lab.processes import catches
 
 _BOOT = Path(__file__).with_name("boot.sh")
 _LISTENING = b"Server listening on"
-# The driver's death ends `unshare`, and that ends process 1: nothing outlives a driver killed outright.
+# The driver's death ends `unshare`, and that ends process 1: nothing outlives a killed driver.
 _UNSHARE = [
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--"),
@@ -27,7 +27,7 @@ class Node:
     def __init__(self, directory: Path, plan: Plan, name: str) -> None:
         self.name = name
         self.pid = 0
-        self.listening = 0  # how often sshd has said so
+        self.listening = 0  # how often sshd has said that it listens
         self.alive = True
         self._files = node_files(directory, name)
         self._plan = plan
@@ -52,7 +52,7 @@ class Node:
         return self._process.stdout.fileno()
 
     def pump(self) -> None:
-        """Take what the node has written; its end is the node's end."""
+        """Take what the node has written; end of file means that the node has ended."""
         data = os.read(self.fileno(), 65536)
         if not data:
             self._bury()
@@ -66,7 +66,7 @@ class Node:
             self.listening += line.startswith(_LISTENING)
 
     def _bury(self) -> None:
-        """Everything that could write is gone, and so is process 1; only its parent is left to be reaped."""
+        """Reap `unshare`: everything that could write is gone, process 1 included."""
         self._process.wait()
         self.alive = False
         for file in (self._process.stdin, self._process.stdout, self._log):
@@ -76,7 +76,7 @@ class Node:
             os.close(self._handle)
 
     def go(self) -> None:
-        """Let the node configure its network device, which has arrived, and start its sshd."""
+        """Let the node configure its network device, which is there now, and start its sshd."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
         self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""What a lab is to be: how many nodes, their names, addresses and link rate."""
+"""The plan of a lab: how many nodes, their names, addresses and link rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def burst_bytes(rate: str) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The lab that was asked for. `rate` None leaves the links unshaped, which is no baseline."""
+    """The lab that was asked for. `rate` None leaves the links unshaped, without a defined speed."""
 
     nodes: int
     rate: str | None = None
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """n01, n02, ...: as wide as the last one needs, so that they sort."""
+        """n01, n02, ...: padded to the width of the last one, so that they sort."""
         width = max(2, len(str(self.nodes)))
         return tuple(f"n{number:0{width}}" for number in range(1, self.nodes + 1))
 
@@ -62,11 +62,11 @@ class Plan:
         return str(NETWORK.network_address + 1 + self.index(name))
 
     def mac(self, name: str) -> str:
-        """A fixed hardware address, so that a node that was off keeps its place in its peers' tables."""
+        """A fixed MAC address, so that the tables of its peers stay right when a node was off."""
         return _mac(0x02_77, self.index(name) + 1)
 
     def nowhere(self, name: str) -> str:
-        """A hardware address that nobody answers to: what `name` sends there is lost without a word."""
+        """A MAC address that nobody has: what `name` sends there is silently lost."""
         return _mac(0x02_DE, self.index(name) + 1)
 
     def index(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What a lab's links do, measured from inside its nodes with plain TCP."""
+"""Measure a lab's links from inside its nodes, with plain TCP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.lab.handle import Handle, end
 
 _PORT = 7000
-# Counts from the first bytes on: the handshake is no transfer. Ends after `patience` seconds without a byte.
+# The clock starts with the first bytes, to leave out the handshake. Ends after `patience` s without a byte.
 _SINK = """
 import socket, sys, time
 server = socket.create_server(("0.0.0.0", int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, by namespace; signals go through pidfds, so never to a number used again."""
+"""Processes as /proc shows them, by namespace; signals go through pidfds, so never to a reused pid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a node: its number in the node, its number outside, its name, how it was started."""
+    """One process of a node: its pid in the node, its pid outside, its name, and its arguments."""
 
     pid: int
     name: str
@@ -33,7 +33,7 @@ def namespace(pid: int, kind: str) -> int:
 
 
 def members(kind: str, identity: int) -> Iterator[int]:
-    """The (outer) numbers of all processes in a namespace."""
+    """The outer pids of all processes in a namespace."""
     for pid in _numbers():
         try:
             found = namespace(pid, kind)
@@ -71,7 +71,7 @@ def catches(outer_pid: int, number: signal.Signals) -> bool:
 
 
 def deliver(process: Process, number: signal.Signals, timeout_s: float = 5.0) -> bool:
-    """Signal a process if it is still the one that was described; done when it has ended or stopped by it."""
+    """Signal a process if it is still the one that was described; waits for SIGKILL and SIGSTOP to act."""
     try:
         handle = os.pidfd_open(process.outer_pid)
     except ProcessLookupError:
@@ -147,7 +147,7 @@ def end_members(kind: str, identity: int, spare: int, timeout_s: float = 5.0) ->
 
 
 def _killed(pid: int, kind: str, identity: int, stack: contextlib.ExitStack) -> int | None:
-    """Kill a process if its number still belongs to a member; the handle tells its end."""
+    """Kill a process if its pid still belongs to a member; the handle shows when it has ended."""
     handle = _open(pid, stack)
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         if handle is not None and namespace(pid, kind) == identity:

@@ -14,7 +14,7 @@ import pytest
 from tests.lab.parts.sshd import PROGRAM
 
 _PROGRAMS = ("ip", "tc", "bridge", "unshare", "nsenter", "setpriv", "mount", "ssh")
-# What every lab does first, on a device that vanishes with the command.
+# What every lab does first, on devices that vanish with the command.
 _TRIAL = """
 ip link add name br0 type bridge
 ip link add name n01 type veth peer name n02

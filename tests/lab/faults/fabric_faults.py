@@ -9,10 +9,10 @@ from tests.lab.faults.link_faults import LinkFaults
 from tests.lab.parts.network import shaper
 from tests.lab.plan import BRIDGE
 
-_LOOSE = "loose"  # the file that says that a cable is
+_LOOSE = "loose"  # while this file exists the link flaps
 _LEAF, _UP, _DOWN = "br1", "spine0", "spine1"
-# The pauses are the fault itself: a link that is away for so long, and there for so long.
-# It ends with the file.
+# The pauses are the fault itself: the link is down for the first and up for the second. It ends when the file
+# is removed.
 _FLAP = 'while [ -e "$1" ]; do ip link set "$2" down; sleep "$3"; ip link set "$2" up; sleep "$4"; done'
 
 
@@ -20,12 +20,12 @@ class FabricFaults(LinkFaults):
     """Faults that are in the network and in no node."""
 
     def switch_mtu(self, node: str, size_bytes: int) -> None:
-        """Set the packet size of the switch's port to a node: what is larger is dropped without a word."""
+        """Set the packet size of the switch's port to a node: larger packets are silently dropped."""
         self._pid(node)
         self._do_outside("ip", "link", "set", node, "mtu", str(size_bytes))
 
     def split(self, nodes: str, rate: str) -> None:
-        """Move nodes ("n03,n04") behind a switch of their own, which one link of this rate joins to br0."""
+        """Move nodes ("n03,n04") behind a second switch, which one link of this rate joins to br0."""
         lines = [
             f"link add name {_LEAF} type bridge stp_state 0 mcast_snooping 0",
             f"link set {_LEAF} addrgenmode none up",

@@ -1,4 +1,4 @@
-"""Letting a node look like other hardware: stub tools on its PATH, and recorded files in /sys and /proc."""
+"""Let a node look like other hardware: stub tools on its PATH, and recorded files in /sys and /proc."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.lab.faults.login_faults import LoginFaults
 from tests.lab.parts.sshd import DEFAULT_PATH, IN_NODE
 
 _DRESS = f"{IN_NODE}/dress"
-# Directories of the kernel in which a recorded tree may have entries. Nothing can be made in them, so each is
-# replaced by one that has the recorded entries and, beside them, the real ones.
+# Directories of the kernel in which a recorded tree may have entries. Nothing can be created in them, so each
+# is replaced by a directory with the recorded entries and the real ones.
 _LAYERED = ("sys/class", "sys/bus", "sys/module", "sys/kernel", "proc/driver")
-# The real entries are mounted beside the recorded ones, below a file system of their own, and then the whole
-# over the real directory. Real entries that are files are left out: these places have none that a rank reads.
+# The real and the recorded entries are mounted below one temporary file system, and that is mounted over the
+# real directory. Real entries that are files are left out: no rank reads any of those.
 _LAYER = """
 set -eu
 root=$1
@@ -49,7 +49,7 @@ rmdir /run/dress
 
 
 class HardwareFaults(LoginFaults):
-    """What a node is made of, as its tools and its kernel tell it."""
+    """A node's hardware, as its tools and its kernel report it."""
 
     def dress(self, node: str, directory: Path) -> None:
         """Let a node look like a recorded one: bin/ first on its PATH, root/sys and root/proc over its own.

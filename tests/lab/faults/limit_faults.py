@@ -1,4 +1,4 @@
-"""What a node may use: its share of the processor, its memory, and the limits that a login brings."""
+"""What a node may use: its share of the processor, its memory, and the limits of a login."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Resource = Literal["memlock", "nofile", "nproc", "stack"]
 
 
 class LimitFaults(Handle):
-    """Limits of the kernel. Those of a group hold for what runs on the node now and whatever it starts."""
+    """Limits of the kernel. Those of a group hold for what runs on the node now and what it starts."""
 
     def cpu_quota(self, node: str, share: float | None) -> None:
-        """Give a node this share of one core, as a throttled one has; None gives it everything back."""
+        """Give a node this share of one core, as if it were throttled; None lifts the limit."""
         quota = _UNLIMITED if share is None else round(share * _PERIOD_US)
         self._group(node).limit_cpu(quota, _PERIOD_US)
 
     def memory_limit(self, node: str, size_bytes: int | None) -> None:
-        """Let the kernel kill what wants more memory than this on the node; None takes the limit away."""
+        """Let the kernel kill processes when the node uses more memory than this; None lifts the limit."""
         self._group(node).limit_memory(_UNLIMITED if size_bytes is None else size_bytes)
 
     def memory_used(self, node: str) -> int:
@@ -36,7 +36,7 @@ class LimitFaults(Handle):
         resource.prlimit(self._pid(node), number, (value, value))
 
     def _group(self, node: str) -> Group:
-        """The node's group, with everything in it that runs on the node."""
+        """The node's group, with everything that runs on the node in it."""
         group = Group(GROUPS, self.directory, node)
         group.add(process.outer_pid for process in self.processes(node))
         return group

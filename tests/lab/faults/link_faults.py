@@ -1,4 +1,4 @@
-"""What can go wrong with a node's link and its ways to others. `heal` undoes all of it."""
+"""What can go wrong with a node's link and its paths to others. `heal` undoes all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.lab.parts.network import shaper
 from tests.lab.plan import bits_per_s, burst_bytes
 
 Direction = Literal["both", "tx", "rx"]
-_UNSHAPED = "100gbit"  # for the class of a path-shaper that holds everything else, in a lab without a rate
+_UNSHAPED = "100gbit"  # a path-shaper's rate for all other traffic, in a lab without a rate
 _MTU = 1500
 _UNBLOCK = "neigh flush dev eth0 nud permanent\nroute flush type prohibit\n"
 
@@ -28,7 +28,7 @@ class LinkFaults(Handle):
             self._do_outside(*_shaping(node, rate))
 
     def shape_path(self, source: str, destination: str, rate: str) -> None:
-        """Slow what `source` sends to `destination` alone; the rest keeps the lab's rate."""
+        """Slow only what `source` sends to `destination`; the rest keeps the lab's rate."""
         line = self.plan.rate or _UNSHAPED
         number = self.plan.index(destination) + 2  # 1:1 holds all, 1:ffff everything else
         lines = []
@@ -56,11 +56,11 @@ class LinkFaults(Handle):
         self._do_outside("ip", "link", "set", node, "up")
 
     def mtu(self, node: str, size_bytes: int) -> None:
-        """Set the packet size of the node's side only: larger than 1500 is what switches silently drop."""
+        """Set the packet size of the node's side only: the switch silently drops packets above 1500."""
         self._do(node, "ip", "link", "set", "eth0", "mtu", str(size_bytes))
 
     def blackhole(self, source: str, destination: str) -> None:
-        """Lose, without a word, everything that `source` sends to `destination` (not the way back)."""
+        """Silently lose everything that `source` sends to `destination` (not the other direction)."""
         self._lose(source, (destination,))
 
     def unblackhole(self, source: str, destination: str) -> None:
@@ -89,7 +89,7 @@ class LinkFaults(Handle):
         self.shape(node, self.plan.rate)
 
     def _lose(self, source: str, destinations: tuple[str, ...]) -> None:
-        """Point the addresses at hardware that is not there; the bridge then finds no port for the packets.
+        """Map the addresses to a MAC address that does not exist, so that the bridge drops the packets.
 
         A blackhole route would give the sender an error (EINVAL) at once, which no real black hole does.
         """

@@ -10,8 +10,8 @@ from tests.lab.handle import Handle
 from tests.lab.parts.keys import write_key
 from tests.lab.parts.sshd import DEFAULT_PATH, IN_NODE, PROGRAM, SshdState
 
-# Python imports sitecustomize from PYTHONPATH at start. Torch is not loaded then, and must not be for
-# programs that do without it, so the patch waits for the import of torch to be complete.
+# Python imports sitecustomize from PYTHONPATH at start. It must not load torch in programs that do not use
+# it, so the patch waits until the program itself has imported torch.
 _SITECUSTOMIZE = """
 import importlib.abc
 import importlib.util
@@ -39,7 +39,7 @@ class Patching(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Patching())
 """
 
-# There is one clock for all nodes; what a program reads there can still be another's.
+# All nodes share one clock, so a skew is simulated by changing what programs read from it.
 _CLOCK = """
 import time
 
@@ -53,7 +53,7 @@ class LoginFaults(Handle):
     """Faults of sshd, shells, host keys and the environment that sshd gives to programs."""
 
     def change_host_key(self, node: str) -> None:
-        """Give a node a host key that nobody knows; `restore_host_key` brings the known one back."""
+        """Give a node an unknown host key; `restore_host_key` brings the known one back."""
         files = self.files(node)
         known = files / "host_key.known"
         if not known.exists():
@@ -96,7 +96,7 @@ class LoginFaults(Handle):
         self.env(node, "PYTHONPATH", None)
 
     def skew_clock(self, node: str, ahead_s: float) -> None:
-        """Let every Python program on the node read a time that is so far ahead."""
+        """Let every Python program on the node read a time that is `ahead_s` ahead."""
         site = self.files(node) / "clock"
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(_CLOCK.format(ahead_s=ahead_s))
@@ -121,7 +121,7 @@ class LoginFaults(Handle):
         self._write_bashrc(node, f"printf '%s\\n' {shlex.quote(text)}\n")
 
     def slow_shell(self, node: str, delay_s: float) -> None:
-        """Let root's .bashrc take its time."""
+        """Let root's .bashrc take `delay_s`."""
         self._write_bashrc(node, f"sleep {delay_s:g}\n")
 
     def quiet_shell(self, node: str) -> None:
@@ -135,7 +135,7 @@ class LoginFaults(Handle):
         return SshdState.load(self.files(node))
 
     def _configure(self, node: str, state: SshdState) -> None:
-        """Check a configuration before it takes effect: sshd, process 1 of the node, ends on a wrong one."""
+        """Check a configuration before it takes effect: a wrong one would end sshd, process 1 of the node."""
         files = self.files(node)
         (files / "sshd_config.new").write_text(state.render())
         self._do(node, PROGRAM, "-t", "-f", f"{IN_NODE}/sshd_config.new")

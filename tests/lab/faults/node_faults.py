@@ -34,7 +34,7 @@ for _ in range(int(sys.argv[2])):
             pass
 """
 # Mounts a file system that it serves itself: it agrees on the protocol (FUSE 7.31), takes every request and
-# answers none, so that whoever asks waits and no signal ends it.
+# answers none, so that a process that uses it waits and cannot be ended by a signal.
 _SILENT_STORAGE = """
 import ctypes, os, struct, sys
 place = sys.argv[2]
@@ -69,21 +69,21 @@ class NodeFaults(Handle):
     """Faults of machines and processes."""
 
     def power_off(self, node: str) -> None:
-        """End a node as a power cut does, but for its kernel: peers see their connections reset."""
+        """End a node as a power cut does, except that its kernel lives: peers see their connections reset."""
         self._request("off", node)
 
     def vanish(self, node: str) -> None:
-        """A power cut as peers see it: link first, so that nothing says goodbye."""
+        """A power cut as peers see it: the link goes down first, so that no connection is closed."""
         self._pid(node)
         self._do_outside("ip", "link", "set", node, "down")
         self._request("off", node)
 
     def power_on(self, node: str) -> None:
-        """Boot a node that is off: same name, address and keys, a new boot id, and the lab's shape."""
+        """Boot a node that is off: same name, address and keys, a new boot id, and the lab's link rate."""
         self._request("on", node)
 
     def kill(self, node: str, match: str) -> list[int]:
-        """SIGKILL the processes whose command contains `match`; returns their numbers in the node."""
+        """SIGKILL the processes whose command contains `match`; returns their pids in the node."""
         return self._signal(node, match, signal.SIGKILL)
 
     def stop(self, node: str, match: str) -> list[int]:
@@ -125,7 +125,7 @@ class NodeFaults(Handle):
         self.kill(node, "lab-hog")
 
     def small_tmp(self, node: str, size: str = "1m") -> None:
-        """Leave only so much room in /tmp (`50%` is what it had)."""
+        """Limit the size of /tmp (the default is `50%`)."""
         self._do(node, "mount", "-o", f"remount,size={size}", "/tmp")
 
     def remove_python(self, node: str, python: str = sys.executable) -> None:
@@ -144,11 +144,11 @@ class NodeFaults(Handle):
         self._do(node, sys.executable, "-S", "-c", _SILENT_STORAGE, "lab-storage", place)
 
     def lost_storage(self, node: str) -> None:
-        """End what serves it: whoever waits is told, as all are from then on, that it is not connected."""
+        """End its server: all who use it, now or later, get the error that it is not connected."""
         self.kill(node, "lab-storage")
 
     def torch_version(self, node: str, version: str) -> None:
-        """Let the node's PyTorch say that it is another version; `restore_torch` undoes it."""
+        """Let the node's PyTorch report another version; `restore_torch` undoes it."""
         ours = self.files(node) / "torch_version.py"
         said, count = re.subn(
             r"(?m)^__version__ = .*$", f"__version__ = {version!r}", _version_file().read_text()
@@ -163,7 +163,7 @@ class NodeFaults(Handle):
         self._do(node, "umount", str(_version_file()))
 
     def resolve(self, node: str, name: str, address: str) -> None:
-        """Let a name mean another address on a node, as `127.0.1.1 n02` does on a fresh Debian."""
+        """Let a name resolve to another address on a node, as `127.0.1.1 n02` does on a fresh Debian."""
         kept = [line for line in etc_hosts(self.plan).splitlines() if line.split()[1] != name]
         self._write_etc_hosts(node, "\n".join([*kept, f"{address} {name}"]) + "\n")
 

@@ -1,4 +1,4 @@
-"""Every fault of the network does what it says, and `heal` undoes it: seen by plain TCP between nodes."""
+"""Every fault of the network does what it says, and `heal` undoes it, as measured by TCP between nodes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def lab(shared: Lab) -> Iterator[Lab]:
 
 
 def carries(lab: Lab, source: str, destination: str, share: float) -> bool:
-    """Whether one way between two nodes carries this share of the lab's rate, within 0.85 to 1.05.
+    """Whether one direction between two nodes carries this share of the lab's rate, within 0.85 to 1.05.
 
-    No sample may exceed the shape. A busy machine can fall short of it (headers alone take 4.5 %), so that
-    what counts below is the best of three.
+    No sample may exceed the rate. A busy machine can fall short of it (headers alone take 4.5 %), so the best
+    of three samples counts for the lower end.
     """
     size_bytes = round(5e6 * max(share, 0.6))
     samples: list[float] = []

@@ -17,7 +17,7 @@ from tests.lab.processes import status_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
-# Connects to a listener of the other program, says so, and then tells what becomes of the connection.
+# WATCH connects to LISTEN on another node, says so, and then prints how the connection ended.
 LISTEN = """
 import socket
 server = socket.create_server(("0.0.0.0", 7100))

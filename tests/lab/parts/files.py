@@ -1,4 +1,4 @@
-"""The files of a lab: those a user hands to the suite, and those each node boots from."""
+"""The files of a lab: those that a user gives to the suite, and those from which each node boots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SSH_CONFIG = "ssh_config"
 KNOWN_HOSTS = "known_hosts"
 CLIENT_KEY = "client_key"
 _BASHRC = "/root/.bashrc"
-MOST_THAT_ASK = 16  # nodes of a lab in which each finds the others by ARP, as they would anywhere else
+MOST_THAT_ASK = 16  # nodes of a lab in which each finds the others by ARP, as usual
 
 
 def node_files(directory: Path, name: str) -> Path:
@@ -29,7 +29,7 @@ def node_files(directory: Path, name: str) -> Path:
 
 
 def write_lab(directory: Path, plan: Plan) -> None:
-    """Write everything but what belongs to a single boot."""
+    """Write everything except what is new at each boot."""
     client = write_key(directory / CLIENT_KEY)
     known = []
     for name in plan.names:
@@ -77,9 +77,9 @@ def _write_node(files: Path, plan: Plan, name: str, client: str) -> None:
 
 
 def _neighbours(plan: Plan, name: str) -> str:
-    """Where the others are, of a lab so large that the nodes cannot all find out by themselves.
+    """Permanent neighbour entries for the other nodes, in a lab that is too large for ARP.
 
-    The kernel keeps one table of neighbours for all network namespaces, of 1024 (gc_thresh3): 32 nodes that
+    The kernel has one neighbour table for all network namespaces, of 1024 entries (gc_thresh3): 32 nodes that
     know each other fill it, and then healthy ones do not reach each other any more.
     """
     if plan.nodes <= MOST_THAT_ASK:
@@ -97,7 +97,7 @@ def etc_hosts(plan: Plan) -> str:
 
 
 def write_boot(files: Path) -> None:
-    """Write what is new at every power-on: the boot id and the mounts."""
+    """Write what is new at each boot: the boot id and the mounts."""
     (files / "boot_id").write_text(f"{uuid.uuid4()}\n")
     (files / "fstab").write_text("\n".join(_mounts(files)) + "\n")
 
@@ -138,5 +138,5 @@ def make_directory(wanted: Path | None) -> Path:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove the lab's directory; whichever of driver and user comes second finds nothing."""
+    """Remove the lab's directory, which driver and user both do; the second finds nothing."""
     shutil.rmtree(directory, ignore_errors=True)

@@ -19,7 +19,7 @@ class Group:
         self._second = (root / "cgroup.controllers").exists()
 
     def add(self, pids: Iterable[int]) -> None:
-        """Make the groups if they are not there, and put these processes into them."""
+        """Create the groups if they do not exist, and put these processes into them."""
         for place in self._places():
             if self._second and not place.exists():
                 (self._root / "cgroup.subtree_control").write_text("+cpu +memory")
@@ -30,7 +30,7 @@ class Group:
                     (place / "cgroup.procs").write_text(f"{pid}\n")
 
     def limit_cpu(self, quota_us: int, period_us: int) -> None:
-        """Let the group run so long in each period; -1: without a limit."""
+        """Let the group run for `quota_us` in each period; -1: no limit."""
         if self._second:
             quota = "max" if quota_us < 0 else str(quota_us)
             self._write("cpu", "cpu.max", f"{quota} {period_us}")
@@ -39,19 +39,19 @@ class Group:
         self._write("cpu", "cpu.cfs_quota_us", str(quota_us))
 
     def limit_memory(self, size_bytes: int) -> None:
-        """Let the group have so much memory; -1: without a limit."""
+        """Let the group have this much memory; -1: no limit."""
         if self._second:
             self._write("memory", "memory.max", "max" if size_bytes < 0 else str(size_bytes))
         else:
             self._write("memory", "memory.limit_in_bytes", str(size_bytes))
 
     def memory_used(self) -> int:
-        """How many bytes its processes have been given since they are in it."""
+        """How many bytes its processes have allocated since they joined it."""
         name = "memory.current" if self._second else "memory.usage_in_bytes"
         return int((self._place("memory") / name).read_text())
 
     def remove(self) -> None:
-        """Remove what there is; a group that still has processes stays."""
+        """Remove the groups; one that still has processes stays."""
         for place in self._places():
             with contextlib.suppress(OSError):
                 place.rmdir()

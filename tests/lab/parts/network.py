@@ -1,4 +1,4 @@
-"""The lab's wiring, as batches for `ip`, `bridge` and `tc`: one bridge, its port to n02 called n02."""
+"""The lab's wiring, as batches for `ip`, `bridge` and `tc`: one bridge, whose port to n02 is called n02."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tests.lab.plan import BRIDGE, CONTROLLER_ADDRESS, NETWORK, Plan, burst_bytes
 
-_BRIDGE_MAC = "02:77:00:00:ff:fe"  # fixed: a bridge otherwise takes its lowest port's, and changes with it
+_BRIDGE_MAC = "02:77:00:00:ff:fe"  # fixed: otherwise it is the lowest of the ports' and changes with them
 
 
 class WiringError(Exception):
@@ -47,17 +47,17 @@ def connect(plan: Plan, nodes: Sequence[tuple[str, int]]) -> None:
     ]
     links += [f"link set {name} master {BRIDGE} addrgenmode none up" for name, _ in nodes]
     batch("ip", links)
-    # What is sent nowhere leads back to its own port, where the bridge drops it instead of flooding it.
+    # Packets to the nowhere address belong to the port that they came from, so the bridge drops them.
     batch("bridge", [f"fdb replace {plan.nowhere(name)} dev {name} master static" for name, _ in nodes])
     if plan.rate is not None:
         batch("tc", [shaper(name, plan.rate) for name, _ in nodes])
 
 
 def disconnect(name: str) -> None:
-    """Pull the port of a node that is off, if the kernel has not removed it yet."""
+    """Remove the port of a node that is off, if the kernel has not done so yet."""
     subprocess.run(["ip", "link", "del", name], stderr=subprocess.DEVNULL, timeout=60, check=False)
 
 
 def shaper(device: str, rate: str) -> str:
-    """Shape what `device` sends, whatever shaped it before, as a line for `tc`."""
+    """A line for `tc` that shapes what `device` sends, and replaces any earlier shaper."""
     return f"qdisc replace dev {device} root tbf rate {rate} burst {burst_bytes(rate)} latency 50ms"

@@ -1,4 +1,4 @@
-"""The sshd of a node: what is kept about it between faults, and the configuration that follows from that."""
+"""The sshd of a node: its state, kept between faults, and the configuration made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_NODE = "/run/lab"  # where a node sees its own files
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STATE = "sshd.json"
 
-# sshd takes the first value it reads, so what a fault sets is written above these.
+# sshd uses the first value that it reads, so what a fault sets is written above these.
 _DEFAULTS = {
     "Port": "22",
     "AddressFamily": "inet",
@@ -33,7 +33,7 @@ _DEFAULTS = {
 
 @dataclass
 class SshdState:
-    """What faults have asked of one node's sshd: variables for the programs it starts, and options."""
+    """What faults have set for one node's sshd: variables for the programs it starts, and options."""
 
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
