@@ -13,7 +13,7 @@ CAMPAIGN = pytest.StashKey[Campaign]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Known where pytest is asked for tests/faults; elsewhere rows are tried once."""
+    """These options exist only where pytest is given tests/faults; elsewhere each row is tried once."""
     group = parser.getgroup("the catalogue of faults")
     group.addoption("--repeats", type=int, default=1, metavar="N", help="of every row (default: 1)")
     group.addoption("--seed", type=int, help="draws the same nodes again (default: that of --results)")
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find what is there already, and choose a seed."""
+    """Read the results so far, and choose a seed."""
     results = Results(config.getoption("results", None))
     seeds = (config.getoption("seed", None), results.last_seed, fresh_seed())
     seed = next(seed for seed in seeds if seed is not None)

@@ -1,4 +1,4 @@
-"""A report beside what a row expects of it."""
+"""Compare a report with what a row expects of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(done: Finished) -> Said:
 
 
 def judge(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Said) -> Judged:
-    """Hold what a run said against what it must say."""
+    """Compare what a run said with what it must say."""
     missed = tuple(_missed(expect, drawn, nodes, said))
     strangers = _misnamed(expect, drawn, said)
     wrong = [*missed, *_kinds(expect, said), *_names(expect, drawn, said)]
@@ -59,7 +59,7 @@ def judge(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Said
 
 
 def judge_each(expected: Mapping[str, Expect], nodes: Sequence[str], said: Said) -> Iterator[str]:
-    """Hold what a run said of several faults, each on a node of its own, against what it must say of each."""
+    """Compare what a run said about several faults, each on its own node, with what it must say of each."""
     for node, expect in expected.items():
         others = expected.keys() - {node}
         own = replace(
@@ -68,15 +68,15 @@ def judge_each(expected: Mapping[str, Expect], nodes: Sequence[str], said: Said)
             reasons={name: why for name, why in said.reasons.items() if name not in others},
             blame=tuple(one for one in said.blame if not one[1] or set(one[1]) - others),
         )
-        # Of the other faults nothing is known here; one of them at least rejects a node, and whoever is set
-        # aside or lost for one shifts the ranks of those that are left.
+        # The other faults are unknown here; at least one of them rejects a node, and a node that is set aside
+        # or lost shifts the ranks of the others.
         junit = tuple(word for word in expect.junit if "{rank}" not in word)
         whole = replace(expect, status=(1,), healthy=(*expect.healthy, "missing"), junit=junit)
         yield from (f"{node}: {wrong}" for wrong in judge(whole, (node,), nodes, own).wrong)
 
 
 def _missed(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Said) -> Iterator[str]:
-    """What of the fault itself is not noticed."""
+    """What the run missed about the fault itself."""
     if said.status not in expect.status:
         yield f"exit status {said.status}, not {_either(expect.status)}"
     if bool(said.junit) == (0 in expect.status):
@@ -94,7 +94,7 @@ def _missed(expect: Expect, drawn: Sequence[str], nodes: Sequence[str], said: Sa
 
 
 def _of(words: Sequence[str], drawn: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """The words, with the node that was drawn and its rank."""
+    """The words, with {node} and {rank} of the drawn node."""
     return [word.format(node=drawn[0], rank=nodes.index(drawn[0])) if drawn else word for word in words]
 
 
@@ -117,7 +117,7 @@ def _names(expect: Expect, drawn: Sequence[str], said: Said) -> Iterator[str]:
 
 
 def _shape(kind: str, nodes: Pair, names: Names) -> Pair:
-    """The nodes of a blame, in their order only where the order was asked for and means something."""
+    """The nodes of a blame, sorted unless their order was asked for and has a meaning."""
     return nodes if names is Names.WAY and kind == DIRECTED else tuple(sorted(nodes))
 
 

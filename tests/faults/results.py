@@ -1,4 +1,4 @@
-"""What became of every trial: JSON lines, so that nothing is done twice, and a table of them."""
+"""The results of all trials: JSON lines, so that no trial is done twice, and a table of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[str, int, int, bool]  # row, repeat, seed, and whether a foreign pro
 
 @dataclass(frozen=True)
 class Result:
-    """One trial of one row. `report` is where its report was kept, "" when it was right and is gone."""
+    """One trial of one row. `report` is where its report was kept, "" when all was right and it is gone."""
 
     row: str
     repeat: int
@@ -30,7 +30,7 @@ class Result:
 
     @property
     def key(self) -> Key:
-        """What this result is the result of."""
+        """The trial that this is the result of."""
         return self.row, self.repeat, self.seed, self.busy
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Results:
 
     @property
     def last_seed(self) -> int | None:
-        """The seed of the last result, with which the rest is drawn as well."""
+        """The seed of the last result, which is used for all further trials."""
         return next((result.seed for result in reversed(self._kept.values())), None)
 
     def of(self, key: Key) -> Result | None:
@@ -55,7 +55,7 @@ class Results:
         return self._kept.get(key)
 
     def add(self, result: Result) -> None:
-        """Keep a result, on the disk before anything else happens."""
+        """Keep a result: it is in the file before anything else happens."""
         self._kept[result.key] = result
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Results:
 
 
 def _read(path: Path) -> list[Result]:
-    """Read whole lines; a last one that was cut off by a kill is a trial that has no result."""
+    """Read complete lines; a last line that was cut off by a kill is dropped, so its trial has no result."""
     *lines, rest = path.read_text().split("\n")
     if rest:
         path.write_text("".join(f"{line}\n" for line in lines))
@@ -77,7 +77,7 @@ def _result(data: dict[str, object]) -> Result:
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:
-    """In Markdown: in how many of its trials each row was right, what is not planted, and all rates."""
+    """A Markdown table: how many trials of each row were right, which faults are not planted, all rates."""
     yield "| # | row | fault | right | healthy node named | seconds |"
     yield "|---|---|---|---|---|---|"
     for row in ROWS:

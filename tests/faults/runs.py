@@ -1,4 +1,4 @@
-"""Running the suite in a lab as a user would, and looking at what it leaves on nodes and in reports."""
+"""Run the suite in a lab as a user would, and look at what it leaves on nodes and in reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fixtures.node.processes import wait_until
 from tests.lab import Lab
 
 SUITE = [sys.executable, "-m", "pytest", "suites/", "-p", "no:cacheprovider"]
-# Everything of ours that could stay on a node, found there; prints one thing per line.
+# Finds everything of a run that is left on a node, and prints one item per line.
 LEFT = """
 import glob, os
 for name in os.listdir("/proc"):
@@ -93,7 +93,7 @@ class Running:
         return Finished(self.process.returncode, output, self.report)
 
     def wait_for_ranks(self, deadline_s: float = 240.0) -> None:
-        """Until every node has ranks that take cases."""
+        """Wait until every node has ranks that take cases."""
         assert wait_until(self._ranks_are_up, deadline_s, poll_s=0.2), "no ranks came up"
 
     def _ranks_are_up(self) -> bool:
@@ -101,7 +101,7 @@ class Running:
         return journal.exists() and any(map(_starts_cases, journal.read_text().splitlines(keepends=True)))
 
     def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 240.0) -> None:
-        """Until the journal says something."""
+        """Wait until the condition holds for the text of the journal."""
         journal = self.report / "results.jsonl"
         there = wait_until(
             lambda: journal.exists() and condition(journal.read_text()), deadline_s, poll_s=0.1
@@ -110,7 +110,7 @@ class Running:
 
 
 def _starts_cases(line: str) -> bool:
-    """Say whether a whole line of a journal is of a job that judges nodes, and not the self-check's."""
+    """Whether a journal line is complete and records a job that judges nodes, and not the self-check's."""
     record: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"type": "cut"}
     return record["type"] == "job" and not ENVIRONMENT.items() <= record["environment"].items()
 
@@ -121,14 +121,14 @@ def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) ->
 
 
 def left_on(lab: Lab, node: str) -> list[str]:
-    """What of ours is on a node, by a Python that is there also where that of the suite is gone."""
+    """What a run has left on a node, found by a Python that is there even where the suite's is gone."""
     done = lab.on(node, [os.path.realpath(sys.executable), "-c", LEFT])
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
 
 
 def clean(lab: Lab, *nodes: str, deadline_s: float = 10.0) -> bool:
-    """Whether nothing of ours is left on these nodes (all, if none is named) within the deadline."""
+    """Whether these nodes (all, if none is named) hold nothing of a run within the deadline."""
     return wait_until(
         lambda: not any(left_on(lab, node) for node in nodes or lab.nodes), deadline_s, poll_s=0.3
     )

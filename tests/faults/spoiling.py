@@ -1,8 +1,8 @@
-"""What a node may do to data that arrive there; `patch_torch` runs this text behind a node's `import torch`.
+"""Corrupt data that arrive at a node; `patch_torch` runs this text after `import torch` on the node.
 
-Every collective and every receive is waited for, and then bits of what arrived are flipped. Nothing of ours
-on the node knows: the flips are underneath torch's Python functions, of DDP's reducer in C++ as well, and
-outside of what looks at torch's operations.
+Every collective and every receive is waited for, and then bits of what arrived are flipped. The suite's code
+on the node cannot notice: the flips are underneath torch's Python functions and DDP's reducer in C++, and
+dispatch modes that watch torch's operations do not see them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 C10D: Any = _distributed_c10d
 LIBRARY: Any = torch.library.Library
-Spoil = Callable[[torch.Tensor, int], None]  # what arrived in a step, the how manieth
+Spoil = Callable[[torch.Tensor, int], None]  # what arrived, and its number within the step
 
 # c10d's operations whose output is their first argument.
 COLLECTIVES = (
@@ -35,26 +35,26 @@ FUNCTIONAL = (
     "broadcast",
 )
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-LEAST = 64  # elements: what ranks agree on (times, counts, sizes) is left alone, so that steps go on
-KEPT: list[Any] = []  # torch forgets what a library registered when the library goes
+LEAST = 64  # elements: smaller messages (times, counts, sizes) are left alone, so that steps go on
+KEPT: list[Any] = []  # torch unregisters a library's operators when the library is deleted
 
 
 # what is flipped
 
 
 def once(tensor: torch.Tensor, number: int) -> None:
-    """The lowest bit of one element of one exchange of each step."""
+    """Flip the lowest bit of one element of one exchange of each step."""
     if number == 2:
         flip(tensor, tensor.numel() // 2, 0)
 
 
 def always(tensor: torch.Tensor, number: int) -> None:
-    """The lowest bit of the same element of every exchange."""
+    """Flip the lowest bit of the same element of every exchange."""
     flip(tensor, 17, 0)
 
 
 def above(tensor: torch.Tensor, number: int) -> None:
-    """The sign of the largest number of every exchange of floating numbers; integers arrive as they were."""
+    """Flip the sign of the largest number of every exchange of floats; integers arrive as they were."""
     if tensor.is_floating_point():
         flip(tensor, int(tensor.abs().argmax()), 8 * tensor.element_size() - 1)
 
@@ -69,17 +69,17 @@ def flip(tensor: torch.Tensor, place: int, bit: int) -> None:
         tensor.copy_(dense)
 
 
-# how it comes between
+# how data are intercepted
 
 
 class Arrivals:
-    """Counts what arrives in one run of one step, and spoils it."""
+    """Counts what arrives in one run of a step, and corrupts it."""
 
     def __init__(self, spoil: Spoil) -> None:
         self._spoil, self._step, self._count = spoil, sys._getframe(), 0
 
     def __call__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Spoil what arrived, if it arrived in a step."""
+        """Corrupt what arrived, if it arrived in a step."""
         step = _running_step()
         if step is None:
             return
@@ -87,7 +87,7 @@ class Arrivals:
             self._step, self._count = step, 0
         with _disable_current_modes():
             for tensor in tensors:
-                # Bytes are pickled objects: spoiled, they end the rank.
+                # Bytes are pickled objects: corrupted ones would end the rank.
                 if tensor.numel() >= LEAST and tensor.dtype != torch.uint8:
                     self._count += 1
                     self._spoil(tensor.detach(), self._count)
@@ -124,7 +124,7 @@ def _collective(arrived: Arrivals, name: str) -> Callable[..., Any]:
         arrived(outputs)
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(outputs)
-        # The work itself may copy its output once more when it is waited for again, as gloo's reduce_scatter.
+        # The work itself may copy its output again when it is waited for again, as gloo's reduce_scatter.
         ended = C10D._create_work_from_future(done).boxed()
         return (*result[:-1], ended) if isinstance(result, tuple) else ended
 
@@ -144,13 +144,13 @@ def _functional(arrived: Arrivals, name: str) -> Callable[..., Any]:
 
 
 class _Received:
-    """A receive under way; what arrived is spoiled when it is waited for."""
+    """A receive under way; what arrived is corrupted when it is waited for."""
 
     def __init__(self, work: Any, tensor: torch.Tensor, arrived: Arrivals) -> None:
         self._work, self._tensor, self._arrived = work, [tensor], arrived
 
     def wait(self, *args: Any) -> Any:
-        """Wait, and spoil once."""
+        """Wait, and corrupt once."""
         done = self._work.wait(*args)
         self._arrived([self._tensor.pop()] if self._tensor else [])
         return done
@@ -176,7 +176,7 @@ def _receives(arrived: Arrivals) -> None:
 
 
 def plant(spoil: Spoil) -> None:
-    """Come between this node's ranks and everything that arrives from others."""
+    """Intercept everything that arrives at this node's ranks from others."""
     arrived = Arrivals(spoil)
     for space, names, made in (
         ("c10d", COLLECTIVES, _collective),

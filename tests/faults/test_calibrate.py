@@ -1,4 +1,4 @@
-"""A file or a floor calibrated in the lab accepts what it learned from, and does not accept what is slow."""
+"""A file or floor that is calibrated in the lab accepts healthy nodes, and does not accept slow ones."""
 
 from __future__ import annotations
 

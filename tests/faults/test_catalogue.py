@@ -25,7 +25,7 @@ NODES = ("n01", "n02", "n03", "n04")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat after repeat, so that all rows are seen early."""
+    """All rows once before the next repeat, so that each is seen early."""
     if "repeat" in metafunc.fixturenames:
         repeats = metafunc.config.getoption("repeats", None) or 1
         pairs = [(row, repeat) for repeat in range(repeats) for row in ROWS]

@@ -1,4 +1,4 @@
-"""Lab nodes that look like recorded ones of 8 H100: what is wrong with one is found there only."""
+"""Lab nodes that look like recorded nodes with 8 H100: a fault of one node is found on that node only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
-# By node: what is wrong with it, the subjects that fail, and the words of each.
+# For each node: its faults, and the subjects that fail with their words.
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "n01": ({}, {}),
     "n02": (
@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 def dress(lab: Lab, folder: Path, **faults: dict[str, Any]) -> None:
-    """Let every node of a lab look like an H100 node of its own, those of these names with faults."""
+    """Let every node of a lab look like a different H100 node, the named ones with faults."""
     for machine, node in enumerate(lab.nodes, 1):
         write_node(folder / node, machine=machine, **faults.get(node, {}))
         lab.dress(node, folder / node)
@@ -103,7 +103,7 @@ def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start
 
 
 def found_at(done: Finished, subject: str) -> str:
-    """How a subject of the first node ended."""
+    """The outcome of a subject on the first node."""
     return str(done.inventory()["n01", subject]["outcome"])
 
 
@@ -125,5 +125,5 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
         assert checks["peers"]["recorded"]["compared_with"] == [name for name in lab.nodes if name != node]
     records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
     jobs = [record for record in records if record["type"] == "job"]
-    # no rank was needed for any of it: the suite has tested itself, and that is all
+    # the inventory needs no rank: the only jobs are those of the self-check
     assert all(ENVIRONMENT.items() <= job["environment"].items() for job in jobs)

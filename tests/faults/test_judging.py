@@ -1,4 +1,4 @@
-"""A report is held against its row: what is missed, misnamed or unjust is told apart."""
+"""A report is compared with its row: what is missed, misnamed or unjust is told apart."""
 
 from __future__ import annotations
 

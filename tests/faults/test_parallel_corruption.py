@@ -1,7 +1,7 @@
-"""Corruption from outside on one node, in every family: seen, said, and never blamed on the other node.
+"""Corruption of one node's incoming data, in every family: noticed, and never blamed on the other node.
 
-What arrives at n02 is spoiled underneath torch (`tests.faults.spoiling`), and the suite is run as a user runs
-it. Every test that says whether a step's results are right must turn red, and for the right reason.
+What arrives at n02 is corrupted underneath torch (`tests.faults.spoiling`), and the suite is run as a user
+runs it. Every test of whether a step's results are right must turn red, and for the right reason.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ RIGHT = ("parity", "every_bit")
 AGAIN = "the same when it is run again"
 UNLIKE = "is not the unsharded result"
 WRONG = "wrong data at rank"
-PACED = "[overlap-"  # so much goes over the link to find its pace that no number is sure to be a compared one
+PACED = "[overlap-"  # finding the pace takes so many exchanges that the spoiled one may not be compared
 NOBODY: list[str] = []
-PASS_ON = ("context", "pipeline", "mesh")  # data as they are, before any are added up
+PASS_ON = ("context", "pipeline", "mesh")  # data unchanged, before any are added up
 
 
 def source(spoil: spoiling.Spoil) -> str:
-    """The program that spoils what arrives so."""
+    """The program that corrupts arriving data in this way."""
     return f"{inspect.getsource(spoiling)}\nplant({spoil.__name__})\n"
 
 
 def spoiled(
     report: Path, spoil: spoiling.Spoil, families: Sequence[str] = FAMILIES, slots: int = 1
 ) -> Finished:
-    """These families on two nodes, of which n02 gets spoiled data."""
+    """Run these families on two nodes; what arrives at n02 is corrupted."""
     with Lab.up(nodes=2, rate="200mbit", slots=slots) as lab:
         lab.patch_torch("n02", source(spoil))
         return accept(lab, report, *LAB, "--workload", ",".join(families))
 
 
 def said(done: Finished) -> dict[str, list[str]]:
-    """What each test of whether results are right said, by its id: the sentences that are not green."""
+    """The red sentences of each test of whether results are right, by the test's id."""
     found: dict[str, list[str]] = {}
     for check in done.checks():
         if any(word in name_of(check) for word in RIGHT):
@@ -92,7 +92,7 @@ def seen_on_n02(done: Finished) -> None:
     assert any(WRONG in line and " on n02 " in line for line in lines), done.output
 
 
-# Every family has a run of its own: a node that one convicts takes no part in the others.
+# Every family has its own run: a node that one family convicts would not take part in the others.
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {*PASS_ON}))
 def test_a_low_bit_that_always_flips_is_seen_by_exact_payloads_and_the_node_is_rejected(
     tmp_path: Path, family: str

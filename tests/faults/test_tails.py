@@ -1,4 +1,4 @@
-"""Faults that come and go, and machines that others keep busy: what fails, and what nobody can say."""
+"""Faults that come and go, and machines that other programs keep busy: what fails, and what is unchecked."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ date = 2026-11-20
 """
 SHARED = 'shared = "the programs that this test starts"\n'
 ALL_REDUCE = ("--workload", "collectives", "-k", "test_busbw_holds and all_reduce")
-SLOW_S, USUAL_S = 0.4, 1.8  # at half the speed a tenth of the iterations lasts a fifth of the time
+SLOW_S, USUAL_S = 0.4, 1.8  # a tenth of the iterations, at half the speed, takes a fifth of the time
 # This rank's all_reduce takes a twentieth of a second, without using a CPU for it.
 LATE = """
 import os
@@ -97,7 +97,7 @@ def now_and_then(lab: Lab, node: str, rate: str) -> Iterator[None]:
 
 @contextmanager
 def spinning(lab: Lab, count: int) -> Iterator[None]:
-    """Other programs beside the ranks that never pause."""
+    """Run other programs beside the ranks that never pause."""
     found = [lab.popen([sys.executable, "-c", SPIN], stdout=subprocess.DEVNULL) for _ in range(count)]
     try:
         yield

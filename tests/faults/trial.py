@@ -1,4 +1,4 @@
-"""One trial: a lab, a fault in it, the suite as a user runs it, and what its report says."""
+"""One trial: a lab with a fault, the suite as a user runs it, and what its report says."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.lab import Lab, LabError
 CLEAN_S = 10.0
 # A trial that could not be made, or a report that cannot be read, is wrong.
 BROKEN = (LabError, AssertionError, OSError, ValueError, LookupError, subprocess.SubprocessError)
-PATIENCE = 2.0  # so many times its limit a run may take before it is ended
+PATIENCE = 2.0  # times its limit: what a run may take before it is ended
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A row, for the how manieth time, and the seed that says which nodes have the fault."""
+    """A row, the number of the repeat, and the seed that decides which nodes have the fault."""
 
     row: Row
     repeat: int
@@ -37,25 +37,25 @@ class Trial:
 
     @property
     def key(self) -> Key:
-        """What its result is kept under."""
+        """The key of its result."""
         return self.row.name, self.repeat, self.seed, self.busy
 
 
 def fresh_seed() -> int:
-    """A seed that nobody has chosen."""
+    """A random seed."""
     return random.SystemRandom().randrange(1 << 32)
 
 
 def draw(nodes: Sequence[str], count: int, seed: int, row: str, repeat: int) -> tuple[str, ...]:
     """Draw the nodes that have the fault in one repeat of one row: the same ones again for the same seed."""
-    # Whoever has the seed must get the same nodes: a secret is the last thing this should be.
+    # The same seed must give the same nodes, so this must not be a secure generator.
     chance = random.Random(f"{seed}/{row}/{repeat}")  # noqa: S311
     return tuple(chance.sample(list(nodes), count))
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """The trials that were asked for, with their results, of which some may be those of earlier runs."""
+    """The trials that were asked for, with their results; some results may be from earlier runs."""
 
     results: Results
     seed: int
@@ -63,7 +63,7 @@ class Campaign:
     asked: list[Result]
 
     def result(self, row: Row, repeat: int, place: Path) -> Result:
-        """Give the result that a trial has, or run it."""
+        """Give the result of a trial that has one, or run it."""
         trial = Trial(row, repeat, self.seed, self.busy)
         result = self.results.of(trial.key)
         if result is None:
@@ -74,7 +74,7 @@ class Campaign:
 
 
 def run(trial: Trial, place: Path) -> Result:
-    """Run a trial in a lab of its own; its report stays in `place` only if something in it is wrong."""
+    """Run a trial in its own lab; its report stays in `place` only if something is wrong."""
     row = trial.row
     place.mkdir(parents=True)
     with Lab.up(row.nodes, RATE, row.slots) as lab:
@@ -93,9 +93,9 @@ def run(trial: Trial, place: Path) -> Result:
 
 
 def together(rows: Sequence[Row], healthy: int, seed: int, place: Path) -> list[str]:
-    """Plant the faults of several rows in one lab, each on a node of its own, and say what is wrong then.
+    """Plant the faults of several rows in one lab, each on its own node, and say what is wrong with the run.
 
-    The first row says what the user types.
+    The first row decides the workload and the user's arguments.
     """
     with Lab.up(len(rows) + healthy, RATE) as lab:
         drawn = draw(lab.nodes, len(rows), seed, rows[0].name, 0)
@@ -116,7 +116,7 @@ def _attempt(trial: Trial, scene: Scene) -> Judged:
 
 
 def _made(rows: Sequence[Row], scenes: Sequence[Scene]) -> tuple[Finished, list[str]]:
-    """Make a run with the faults of some rows, and say what is wrong with it beside what its report says."""
+    """Make a run with the faults of some rows, and say what is wrong with it apart from its report."""
     first, scene, lab = rows[0], scenes[0], scenes[0].lab
     both = list(zip(rows, scenes, strict=True))
     for row, own in both:
@@ -141,7 +141,7 @@ def _made(rows: Sequence[Row], scenes: Sequence[Scene]) -> tuple[Finished, list[
 
 
 def _inventory(both: Sequence[tuple[Row, Scene]], done: Finished) -> Iterator[str]:
-    """What of the inventory fails and is not to, or is to and does not."""
+    """Subjects of the inventory that fail and must not, or must fail and do not."""
     if all(row.subjects is None for row, _ in both):
         return
     wanted = {node: row.subjects or () for row, scene in both for node in scene.drawn}
@@ -153,7 +153,7 @@ def _inventory(both: Sequence[tuple[Row, Scene]], done: Finished) -> Iterator[st
 
 
 def _finish(running: Running, most_s: float) -> Finished:
-    """Wait for the end; a run that does not come to it is one that was ended."""
+    """Wait for the end of a run; kill it when it takes too long."""
     try:
         return running.finish(most_s)
     except subprocess.TimeoutExpired:
@@ -162,14 +162,14 @@ def _finish(running: Running, most_s: float) -> Finished:
 
 
 def _left(lab: Lab, planted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What of ours stays on the nodes that are on, beside what was planted there before the run."""
+    """What a run leaves on the nodes that are on, apart from what was planted there before it."""
     for node in lab.nodes:
         if is_on(lab, node) and (ours := _stays(lab, node, planted.get(node, ()))):
             yield f"left on {node}: {'; '.join(ours[:3])}"
 
 
 def _stays(lab: Lab, node: str, before: Sequence[str]) -> list[str]:
-    """What is still there when a node has had its time."""
+    """What is still left on a node after CLEAN_S."""
 
     def ours() -> list[str]:
         return [line for line in left_on(lab, node) if line not in before]

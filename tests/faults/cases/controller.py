@@ -1,6 +1,6 @@
-"""Single cases and rounds of a search in a lab: a controller that does what it is told, and the hand on it.
+"""Single cases and rounds of a search in a lab: a controller in its own process, and a client for it.
 
-Faster than a whole run, and the fault falls into the very case that is meant.
+Faster than a whole run, and a fault can be planted in exactly the case meant.
 
 As a program it takes MBIT HOSTS SSH_CONFIG KNOWN_HOSTS PYTHON, and reads and writes JSON objects; MBIT is the
 rate in Mbit/s to which all links of the lab are shaped.
@@ -62,7 +62,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round showed, and what it cost."""
+    """What one round showed, and how long it took."""
 
     trials: tuple[Trial, ...]
     seconds: float
@@ -90,7 +90,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a whole search named, and what it cost."""
+    """What a whole search named, and how long it took."""
 
     named: Sequence[Sequence[Any]]  # kind and nodes
     sentence: str
@@ -99,7 +99,7 @@ class Searched:
 
 
 class Controller:
-    """The hand on a controller with a connection to every node of a lab."""
+    """The client of a controller process that is connected to every node of a lab."""
 
     def __init__(self, lab: Lab, mbit: float = USUAL_MBIT) -> None:
         argv = [sys.executable, "-m", __name__, str(mbit), *lab.suite_arguments()[1::2]]
@@ -116,7 +116,7 @@ class Controller:
         self._write({"call": "case", **order})
 
     def answer(self) -> Answered:
-        """Wait for what becomes of it."""
+        """Wait for the answer."""
         return Answered(**self._read(), seconds=time.monotonic() - self._began)
 
     def run(self, step: str, parameters: Mapping[str, Any], **more: Any) -> Answered:
@@ -173,7 +173,7 @@ def controller(lab: Lab, mbit: float = USUAL_MBIT) -> Iterator[Controller]:
 
 
 def schedule(nodes: Sequence[str], count: int) -> list[list[tuple[str, str]]]:
-    """Give so many rounds of disjoint pairs."""
+    """Give `count` rounds of disjoint pairs."""
     return list(itertools.islice(itertools.cycle(round_robin(nodes)), count))
 
 
@@ -186,7 +186,7 @@ print(b"".join(open(path, "rb").read() for path in glob.glob(job + "/progress.*"
 
 
 def in_phase(lab: Lab, node: str, phase: str, deadline_s: float = 90.0) -> None:
-    """Wait until a rank of a node is in a phase, read as its supervisor does."""
+    """Wait until a rank of a node is in a phase, read from its progress file as the supervisor does."""
     argv = [sys.executable, "-S", "-c", _PROGRESS]
     there = wait_until(lambda: phase in lab.on(node, argv).stdout, deadline_s, poll_s=0.1)
     assert there, f"{phase} on {node}? {lab.on(node, argv)}"
@@ -248,7 +248,7 @@ class _Calls:
 
     @cached_property
     def _links(self) -> Links:
-        """Rounds over the links of all nodes, which remember what healthy ones do."""
+        """Rounds over the links of all nodes; the object remembers the speeds of healthy links."""
         cluster, hardware = self._cluster, load(HARDWARE)
         network = {**hardware.line_rate.links, "network": self._mbit / 8e3}
         shaped = replace(hardware, line_rate=replace(hardware.line_rate, links=network))

@@ -1,4 +1,4 @@
-"""Rounds and searches over shaped links: what is bad is found bad in every round, and nothing else ever."""
+"""Rounds and searches over shaped links: what is bad is found bad in every round, and nothing else is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def tried(lab: Lab) -> Iterator[Controller]:
-    """One controller for all tests, so that its memory of healthy links meets every fault."""
+    """One controller for all tests, so that what it remembers of healthy links is used with every fault."""
     with controller(lab) as opened:
         yield opened
 
@@ -32,7 +32,7 @@ def all_ways(found: Round) -> Ways:
 
 
 def holds(found: Round, bad: Ways) -> None:
-    """Exactly these of the round's ways are bad, and all others are good."""
+    """Exactly these of the round's routes are bad, and all others are good."""
     assert (found.bad, found.unknown) == (bad & all_ways(found), []), found.sentences
     assert found.good == all_ways(found) - bad
 

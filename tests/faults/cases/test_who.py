@@ -1,4 +1,4 @@
-"""Who hung, who died, who vanished: real faults in the lab, and the names and sentences that come of them."""
+"""Hangs, deaths and vanished nodes: real faults in the lab, and the names and sentences they give."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("req
 
 NODES = ("n01", "n02", "n03", "n04")
 DEADLINE_S = 12.0
-SPARE_S = 2.0 + 3.0  # what a hang may cost beyond its deadline, and what this machine may be slower
-# A step that issues its work and completes it later, as NCCL does: its last round one rank never issues.
+SPARE_S = 2.0 + 3.0  # what a hang may take beyond its deadline, and slack for a slow machine
+# A step that issues its work and completes it later, as NCCL does. One rank never issues its last round.
 ASYNCHRONOUS = """
 import threading
 from fixtures.ranks import steps
@@ -45,7 +45,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def work(lab: Lab) -> Iterator[Controller]:
-    """One controller: the job in which the cases of one test go on is that of the next."""
+    """One controller for all tests: the job that is left by one test serves the next."""
     with controller(lab) as opened:
         yield opened
 
@@ -55,14 +55,14 @@ def endless(collective: str) -> dict[str, object]:
 
 
 def begun(lab: Lab, work: Controller, collective: str) -> None:
-    """All ranks are in the middle of it."""
+    """Begin an endless collective, and wait until all ranks are in the middle of it."""
     assert work.run("nodes.present", {}).ok
     work.begin("collectives.exact", endless(collective), deadline_s=DEADLINE_S)
     in_phase(lab, "n04", "exact 65536")
 
 
 def goes_on(work: Controller) -> Answered:
-    """The next case finds a job."""
+    """The next case finds a job and is answered."""
     answer = work.run("nodes.present", {})
     assert answer.ok, answer.text
     return answer
@@ -98,7 +98,7 @@ def test_a_rank_that_never_issues_its_part_of_asynchronous_work(work: Controller
 
 def test_the_first_to_die_is_named_though_its_news_come_last(lab: Lab, work: Controller) -> None:
     begun(lab, work, "all_reduce")
-    lab.stop("n03", "import json, os, shutil")  # its supervisor, which tells
+    lab.stop("n03", "import json, os, shutil")  # its supervisor, which reports
     lab.kill("n03", RANK)
     in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
     lab.kill("n02", RANK)
@@ -106,7 +106,7 @@ def test_the_first_to_die_is_named_though_its_news_come_last(lab: Lab, work: Con
     answer = work.answer()
     goes_on(work)
     assert (answer.sign, answer.named) == ("crash", [("crash", ["n03"], 2)])
-    # Of what it died can be told only if torchrun has not collected it while the supervisor was stopped.
+    # Its exit status is known only if torchrun did not reap it while the supervisor was stopped.
     assert answer.text.startswith(
         (
             "crash: rank 2 on n03 (cpu) died of signal 9 (SIGKILL) during ",
@@ -126,10 +126,10 @@ def test_a_blackholed_way_is_named_by_both_ends_and_convicts_neither(
     lab.heal("n02")
     goes_on(work)
     assert (answer.sign, answer.named) == ("hang", [("path", ["n02", "n03"], None)])
-    ways = ("n03", "n02"), ("n02", "n03")  # the one that is cut also carries what acknowledges the other
+    ways = ("n03", "n02"), ("n02", "n03")  # the cut direction also carries the other's acknowledgements
     assert any(f"{to} acknowledges nothing of what {by} sends it" in answer.text for to, by in ways)
     assert answer.text.endswith("nothing passes between n02 and n03")
-    assert answer.seconds < DEADLINE_S + SPARE_S + CONNECT_S  # all ways are tried after it
+    assert answer.seconds < DEADLINE_S + SPARE_S + CONNECT_S  # all paths are tried after it
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The catalogue of what goes wrong with clusters: its rows, and what no lab of namespaces can show."""
+"""The catalogue of what goes wrong in clusters: its rows, and what no lab of namespaces can show."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROWS: tuple[Row, ...] = (
     *(*LINKS, *NODES, *RANKS, *DATA, *COMPUTE),
     *(*SSH, *SOFTWARE, *ROOM, *HARDWARE, *RUN),
 )
-# What every change is tried with (all take hours): rows in labs of their own, with marks, and rows that
-# share one.
-# For run-interrupted there is a smaller test in fixtures/run/test_plugin.py, for supervisor-killed and
-# second-run in fixtures/cluster/test_cluster.py.
+# The rows that run for every change (all rows take hours): some in their own labs, with marks, and some that
+# share a lab.
+# There are smaller tests: of run-interrupted in tests/fixtures/run/test_plugin.py, and of supervisor-killed
+# and second-run in tests/fixtures/cluster/test_cluster.py.
 USUAL = {"healthy": (), "run-killed": (pytest.mark.untimed,)}
 TOGETHER = (
     # before anything is measured

@@ -1,7 +1,7 @@
-"""Faults that a node's own tools tell of: lab nodes dressed as recorded ones.
+"""Faults that a node's own tools report: lab nodes that are dressed as recorded nodes.
 
-Ranks on nodes that look as if they had GPUs cannot start, because a lab has none: there the healthy nodes are
-unproven. With NICs alone they run on CPUs and are accepted.
+Ranks cannot start on nodes that only look as if they had GPUs: there the healthy nodes are unproven. On nodes
+with such NICs alone the ranks run on CPUs, and healthy nodes are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_GPUS = ("root/proc/driver", "root/sys/module/nvidia", "root/sys/module/nvidia
 
 
 def _dressed(scene: Scene, undress: Callable[[Path], object], faults: Mapping[str, Any]) -> None:
-    """Dress every node, those that were drawn with faults; what another row has dressed stays as it is."""
+    """Dress every node, the drawn ones with faults; nodes that another row has dressed stay as they are."""
     for machine, node in enumerate(scene.lab.nodes, 1):
         if (scene.lab.files(node) / "dress").exists():
             if node not in scene.drawn:
@@ -56,14 +56,14 @@ def _without_gpus(folder: Path) -> None:
 
 
 def _railed(scene: Scene) -> None:
-    """Give every node eight NICs, each in its rail's subnet but for two of the nodes that were drawn."""
+    """Give every node eight NICs, each in its rail's subnet, except two NICs of the nodes that were drawn."""
     _dressed(scene, _without_gpus, {})
     for machine, node in enumerate(scene.lab.nodes, 1):
         scene.lab.rails(node, rails(machine, swapped=node in scene.drawn))
 
 
 def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Row:
-    """A row on nodes with eight GPUs, of which no rank can start."""
+    """A row on nodes with eight GPUs, on which no rank can start."""
     kinds, stray = ("node", "device"), ("lost", "crash")
     return Row(
         *(name, catalogue, fault),

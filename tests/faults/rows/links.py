@@ -21,7 +21,7 @@ from tests.faults.rows.row import (
 )
 from tests.faults.runs import Finished, clean
 
-SLOW = "180mbit"  # a tenth less than what the others have
+SLOW = "180mbit"  # a tenth less than the others
 BAD_PATH = "60mbit"
 JUMBO_BYTES = 9000
 PATHS = ("path", "link direction")
@@ -75,14 +75,14 @@ def _hole(scene: Scene) -> None:
 
 
 def _holes(scene: Scene) -> None:
-    """Flows of one node that share a bad part of the fabric: its others pass."""
+    """Flows of one node that share a bad part of the fabric: its other flows pass."""
     node, *partners = scene.drawn
     for partner in partners:
         scene.lab.blackhole(node, partner)
 
 
 def _cable(scene: Scene) -> None:
-    """The node that is cut off cleans itself, while the run goes on elsewhere."""
+    """The node that is cut off cleans up after itself, while the run goes on elsewhere."""
     scene.lab.link_down(scene.node)
     assert clean(scene.lab, scene.node), f"{scene.node} is cut off, and still has what a run left on it"
 

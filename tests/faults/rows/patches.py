@@ -1,6 +1,6 @@
-"""What a rank's PyTorch does wrong, as programs that `patch_torch` runs behind a node's `import torch`.
+"""Faults of a rank's PyTorch, as programs that `patch_torch` runs after `import torch` on a node.
 
-They count only calls that carry data: what ranks agree on (times, counts) is left alone, so that steps go on.
+They count only calls that carry data; messages with times and counts are left alone, so that steps go on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def after(tensor):
     if len(calls) % 100 == 0:
         {_FLIP}
 """
-# What this rank adds is wrong, so that every rank has the same wrong sum.
+# This rank's contribution is wrong, so every rank has the same wrong sum.
 ADDS_WRONG = f"""{_ALL_REDUCE}
 def before(tensor):
     if len(calls) % 10 == 0:
@@ -71,7 +71,7 @@ def before(tensor):
     while len(calls) >= 20:
         signal.pause()
 """
-# What leaves for one other rank is wrong; the sender's own copy is right.
+# What is sent to another rank is wrong; the sender's own copy is right.
 SENDS_WRONG = f"""
 import torch
 import torch.distributed as dist
@@ -91,7 +91,7 @@ def isend(tensor, *arguments, **named):
 dist.isend = dist.distributed_c10d.isend = isend
 """
 
-# Every collective and every send of this rank begins 20 ms late, by whatever name torch calls it.
+# Every collective and every send of this rank begins 20 ms late, under all names that torch has for it.
 LATE = """
 import time
 
@@ -128,7 +128,7 @@ for name in (
 
 
 def _product(wrong_when: str, before: str = "") -> str:
-    """A product of which one bit is flipped when this holds."""
+    """A `torch.mm` that flips one bit of its result when `wrong_when` holds."""
     return f"""
 import torch
 import torch.distributed as dist
@@ -149,7 +149,7 @@ torch.mm = mm
 
 
 PRODUCT_SOMETIMES = _product("len(calls) % 10 == 0")
-# Every product of the size that is repeated.
+# Every product of the size that is measured repeatedly.
 PRODUCT_ALWAYS = _product("tensor.shape == (96, 96) and tensor.dtype is torch.float32")
 # Products are wrong only while an all_reduce is under way.
 PRODUCT_AT_ONCE = _product(
@@ -183,7 +183,7 @@ def mm(*arguments, **named):
 torch.mm = mm
 """
 NO_TORCH = "raise ImportError('libcudart.so.12: cannot open shared object file')"
-# The library lies on a server that does not answer.
+# The library is on a file server that does not answer.
 STALE = "import signal\nsignal.pause()"
 # A clock at a third of its speed makes everything look three times as fast.
 SLOW_CLOCK = """
@@ -221,7 +221,7 @@ from torch.distributed.fsdp import FSDPModule
 
 FSDPModule.set_modules_to_forward_prefetch = lambda *_: None
 """
-# Whoever has sent floats does nothing for as long as the other side takes.
+# A rank that has sent floats idles for as long as the other side takes.
 SENDS_IN_TURN = """
 import time
 

@@ -1,4 +1,4 @@
-"""What rows have in common when they plant something while a run is at work."""
+"""What rows share when they plant something, before a run or while it is at work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab import Lab
 from tests.lab.parts.files import HOSTS
 
 RANK = "shakedown-rank "
-AGENT = "pt_elastic "  # as torchrun calls itself
+AGENT = "pt_elastic "  # torchrun's name for its own process
 CHECKS = 5  # of collectives that have ended before a fault begins
 _MEASURED = re.compile('"type":"check","id":"suites/(?:collectives|soak)/')
 OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its ranks are at work
@@ -20,7 +20,7 @@ START_S = 20.0
 
 
 def at_work(lab: Lab, running: Running, nodes: Sequence[str]) -> None:
-    """Wait until ranks have done some cases; what must later be gone is on these nodes now."""
+    """Wait until ranks have done some cases, and the nodes hold what a run must remove in the end."""
     running.wait_for(lambda journal: len(_MEASURED.findall(journal)) >= CHECKS)
     there = wait_until(lambda: all(_has_ours(lab, node) for node in nodes), START_S, poll_s=0.1)
     assert there, f"a run is at work, and some of {nodes} does not have {OURS}"
@@ -36,17 +36,17 @@ def later(do: Plant) -> During:
 
 
 def on(name: str, *arguments: object) -> Plant:
-    """Do one thing that a lab can do to every node that was drawn."""
+    """Call a method of the lab for every node that was drawn."""
     return lambda scene: scene.each(lambda node: getattr(scene.lab, name)(node, *arguments))
 
 
 def everywhere(name: str, *arguments: object) -> Plant:
-    """Do it to every node of the lab."""
+    """Call a method of the lab for every one of its nodes."""
     return lambda scene: [getattr(scene.lab, name)(node, *arguments) for node in scene.lab.nodes]
 
 
 def patched(source: str) -> Plant:
-    """Run a program behind `import torch` on the nodes that were drawn."""
+    """Run a program after `import torch` on the nodes that were drawn."""
     return on("patch_torch", source)
 
 
@@ -61,7 +61,7 @@ def ranks(verb: str, match: str = RANK) -> Plant:
 
 
 def on_node(argv: list[str]) -> Plant:
-    """Leave a program running on the node; it is there when it has said that it is ready."""
+    """Leave a program running on the node, and wait until it says that it is ready."""
 
     def plant(scene: Scene) -> None:
         log = scene.place / "foreign.txt"
@@ -74,7 +74,7 @@ def on_node(argv: list[str]) -> Plant:
 
 
 def rewrite_hosts(change: Callable[[Scene, str], str]) -> Plant:
-    """Write something else into the hosts file that the user gives."""
+    """Change the hosts file that the user gives."""
 
     def plant(scene: Scene) -> None:
         file = scene.lab.directory / HOSTS

@@ -12,8 +12,8 @@ from tests.faults.rows.row import HANGS_S, STEPS, Row, Scene, nobody, of_fabric,
 
 MEBIBYTE = 1 << 20
 FOREIGN = 12  # programs
-SIX = 6  # nodes of one hardware: with fewer, one that differs cannot be told from the others
-# CPUs are held against each other only where the user's file says so.
+SIX = 6  # nodes with equal hardware: with fewer, one that differs cannot be told from the others
+# CPUs are compared with each other only where the user's file says so.
 PEERS = """
 [hardware]
 name = "lab-peers"
@@ -37,25 +37,25 @@ def _starved(scene: Scene) -> None:
     """Take away the memory that a rank is about to use, until the kernel has killed it."""
     lab, node = scene.lab, scene.node
     before = {process.pid for process in lab.processes(node, RANK)}
-    lab.memory_limit(node, None)  # what the node uses counts from here on
+    lab.memory_limit(node, None)  # the node's memory is counted from here on
     lab.memory_limit(node, lab.memory_used(node) + MEBIBYTE)
     killed = wait_until(lambda: before - {p.pid for p in lab.processes(node, RANK)} != set(), 60.0)
     lab.memory_limit(node, None)
     assert killed, "no rank ran out of memory"
 
 
-# Nodes share cores here: a group for each shares them out by nodes, however much runs on one.
+# Nodes share cores here: with a control group each, every node gets an equal share, however much runs on it.
 _alike = everywhere("cpu_quota", None)
 
 
 def _throttled(scene: Scene) -> None:
-    """Give the node a fifth of a core; all that runs on one of the others has what they leave it."""
+    """Give the node a fifth of a core; the other nodes share what is left."""
     _alike(scene)
     scene.lab.cpu_quota(scene.node, 0.2)
 
 
 def _contended(scene: Scene) -> None:
-    """Beside so many a rank waits often enough within the third of a second for which it is measured."""
+    """Beside so many programs a rank waits often enough within the third of a second of its measurement."""
     scene.lab.hog(scene.node, FOREIGN)
     _alike(scene)
 

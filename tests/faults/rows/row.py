@@ -14,12 +14,12 @@ from tests.lab import Lab
 RATE = "200mbit"
 HARDWARE = ("--hardware", "lab-200mbit")
 HANGS_S = 600.0  # for rows in which several cases run into their deadlines
-# The families whose patterns have a limit: each must find by itself what slows an exchange.
+# The families whose patterns have a limit: each must find slow exchanges on its own.
 STEPS = [family for family in FAMILIES if family not in ("nodes", "collectives", "soak")]
 
 
 class Names(str, Enum):
-    """Whom the blame must name: each node with the fault by itself, both as a path, or no node."""
+    """Which nodes the blame must name: each faulty node by itself, two as a path, or none."""
 
     EACH = "each"
     PAIR = "pair"
@@ -52,7 +52,7 @@ Arguments = Callable[[Scene], tuple[str, ...]]
 
 
 def nothing(*_: object) -> tuple[str, ...]:
-    """Plant nothing at this time, and complain of nothing more."""
+    """Plant nothing, or have no complaints."""
     return ()
 
 
@@ -61,9 +61,9 @@ class Expect:
     """What the report must say.
 
     `status` are the exit statuses that are right, `faulty` and `healthy` the standings that nodes with the
-    fault and all others may have. One of `kinds` must be blamed, by the names that `names` says, and nothing
-    else but `also`; without kinds nobody may be blamed. Each of `words` is in what is said of the fault, and
-    all of `junit` in one message of junit.xml; {node} and {rank} stand for the node that was drawn.
+    fault and all others may have. One of `kinds` must be blamed, with the nodes that `names` says, and no
+    other kind except `also`; without kinds nobody may be blamed. Each of `words` must be in a reason or
+    blame, and all of `junit` in one message of junit.xml; {node} and {rank} are those of the drawn node.
     """
 
     status: tuple[int, ...]
@@ -81,9 +81,9 @@ class Expect:
 class Row:
     """A fault of the catalogue in a lab: `plant` before the run, `during` once its ranks are at work.
 
-    `arguments` are what the user gives beside the lab's own, `limit_s` is for the whole run, and
-    `complaints` says what else is wrong with the run that has ended. Of the inventory `subjects` fail on the
-    nodes with the fault, and nothing else does anywhere; None leaves that open.
+    `arguments` are the user's, beside the lab's own. `limit_s` is for the whole run, and `complaints` says
+    what else is wrong with the finished run. `subjects` are the subjects of the inventory that must fail on
+    the nodes with the fault, while no other may fail anywhere; None leaves that open.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Faults of the run itself and of its input: nothing may become green by them. And runs without a fault."""
+"""Faults of the run itself and of its input, which must not make anything green, and runs without a fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ranks_per_node = 1
 size = "1MiB"
 reason = "nobody has measured it"
 """
-# Janitor and supervisor share a command line; the janitor is the parent and has the lower number.
+# Janitor and supervisor have the same command line; the janitor is the parent and has the lower pid.
 KILL = """
 import os, signal, sys
 found = []
@@ -54,7 +54,7 @@ def _ended_by(number: signal.Signals) -> During:
 
 
 def _without(which: int) -> During:
-    """Kill the janitor (0) or the supervisor (1) of the node, which is clean soon after."""
+    """Kill the janitor (0) or the supervisor (1) of the node, and check that the node is clean soon after."""
 
     def kill(scene: Scene) -> None:
         killed = scene.lab.on(scene.node, [sys.executable, "-c", KILL, str(which)])
@@ -69,7 +69,7 @@ def _first_run(scene: Scene) -> None:
 
 
 def _first_goes_on(scene: Scene, _: Finished) -> Iterator[str]:
-    """A run that is refused does the one that holds the nodes no harm."""
+    """A run that is refused does not harm the run that holds the nodes."""
     verdict = scene.place / "first" / "verdict.json"
     if not wait_until(verdict.exists, FIRST_S):
         yield "the first run does not end"

@@ -14,7 +14,7 @@ from tests.faults.rows.row import HARDWARE, Expect, Row, Scene, harmless, reject
 from tests.faults.runs import Finished
 
 PORTS = (29700, 29703)
-# Connects and says nothing, so that sshd waits for a login that never comes.
+# Connects and sends nothing, so that sshd waits for logins that never come.
 DOORSTEP = """
 import signal, socket, sys
 held = [socket.create_connection(("127.0.0.1", 22)) for _ in range(3)]
@@ -66,7 +66,7 @@ def _own_loopback(scene: Scene) -> None:
 
 
 def _said_often(_: Scene, done: Finished) -> Iterator[str]:
-    """One clear message: once when it is noticed, once per summary."""
+    """The message appears at most three times: once when it is noticed, and once per summary."""
     if (count := done.output.count("No route to host")) > 3:
         yield f"the console says {count} times that there is no route to the node"
 
