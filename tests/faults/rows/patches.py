@@ -71,6 +71,24 @@ def before(tensor):
     while len(calls) >= 20:
         signal.pause()
 """
+# What NCCL writes where a NIC gives up a send, in every job, and then it waits forever.
+GIVES_UP = f"""{_ALL_REDUCE}
+LINE = (
+    "transport/net_ib/p2p.cc:688 NCCL WARN NET/IB : Got completion from peer {{peer}}<51234> with status=12 "
+    "opcode=0 len=0 vendor err 129 (Send) localGid fe80::1 remoteGids fe80::2 hca mlx5_3"
+)
+
+
+def before(tensor):
+    if len(calls) == 20:
+        node, pid = os.uname().nodename, str(os.getpid())
+        peer = "10.77.0.2" if node == "n01" else "10.77.0.1"
+        path = os.environ["NCCL_DEBUG_FILE"].replace("%h", node).replace("%p", pid)
+        with open(path, "a") as log:
+            log.write(f"{{node}}:{{pid}}:{{pid}} [0] {{LINE.format(peer=peer)}}\\n")
+    while len(calls) >= 20:
+        signal.pause()
+"""
 # What is sent to another rank is wrong; the sender's own copy is right.
 SENDS_WRONG = f"""
 import torch

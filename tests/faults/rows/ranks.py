@@ -140,6 +140,11 @@ RANKS = (
         )
     ),
     Row(
+        *("nic-gives-up", 5, "a NIC gives up a send, as NCCL's log tells, and the rank waits for ever"),
+        rejected("hang", words=("Got completion from peer", "mlx5_3")),
+        patched(patches.GIVES_UP),
+    ),
+    Row(
         *("rank-hangs", 17, "rank hangs in every job", rejected("hang", words=("did not arrive",))),
         patched(patches.HANGS),
         limit_s=HANGS_S,
