@@ -9,7 +9,7 @@ from functools import partial
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, judging, pairs, peers
-from fixtures.check.plan import BETWEEN, INSIDE, NETWORK, NIC, NIC_INSIDE, Case
+from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, NVLINK_ACROSS, Case
 from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
@@ -89,7 +89,7 @@ def test_busbw_of_the_nics_alone_holds_its_floor(check: Check) -> None:
     check.run()
 
 
-@over(sweep(JOINED, LARGE), BETWEEN, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
+@over(sweep(JOINED, LARGE), NVLINK_ACROSS, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_busbw_of_nvlink_between_nodes_holds_its_floor(check: Check) -> None:
     """Bus bandwidth over the NVLink that joins the nodes of one domain."""
     check.run()
@@ -143,7 +143,7 @@ def test_latency_stays_below_its_ceiling(check: Check) -> None:
     check.run()
 
 
-@over(TRANSPORT, INSIDE, NETWORK, NIC, BETWEEN, ask=requests.transport, judges=[judging.transport])
+@over(TRANSPORT, INSIDE, NETWORK, NIC, NVLINK_ACROSS, ask=requests.transport, judges=[judging.transport])
 def test_the_data_cross_the_links_they_should(check: Check) -> None:
     """The transport that was really used, from the library's own log and the ports' counters."""
     check.run()

@@ -45,9 +45,7 @@ def records_of(pair: CheckRecord, nodes: tuple[str, ...] = THREE) -> list[Record
 
 ONCE = Blame(BlameKind.HANG, ("gpu02",), "rank 1 on gpu02 did not arrive")
 FOUR = (*THREE, "gpu04")
-BETWEEN = Blame(
-    BlameKind.PATH, ("gpu02", "gpu03"), "the path between gpu02 and gpu03 is slow", confidence=0.99
-)
+PATH = Blame(BlameKind.PATH, ("gpu02", "gpu03"), "the path between gpu02 and gpu03 is slow", confidence=0.99)
 NEXT = repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(replace(NIC, nodes=("gpu03",)),))
 
 
@@ -63,13 +61,11 @@ NEXT = repeat(("gpu01", "gpu03", "gpu04"), Outcome.FAIL, blame=(replace(NIC, nod
         (failed(repeat(), outcome=Outcome.UNCHECKED, blame=(replace(ONCE, proved=True),)), "ara"),
         (failed(NEXT, repeat(("gpu01", "gpu04")), nodes=FOUR), "arra"),
         # of a bad path both ends, also one that is good with the rest; unless it was the fault of one of them
-        (failed(repeat(("gpu01", "gpu04")), nodes=FOUR, blame=(BETWEEN,)), "auua"),
-        (failed(repeat(("gpu01", "gpu02", "gpu04")), nodes=FOUR, blame=(BETWEEN,)), "auua"),
-        (failed(repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(BETWEEN, NIC)), "araa"),
+        (failed(repeat(("gpu01", "gpu04")), nodes=FOUR, blame=(PATH,)), "auua"),
+        (failed(repeat(("gpu01", "gpu02", "gpu04")), nodes=FOUR, blame=(PATH,)), "auua"),
+        (failed(repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(PATH, NIC)), "araa"),
         (
-            failed(
-                repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(replace(BETWEEN, confidence=None),)
-            ),
+            failed(repeat(("gpu01", "gpu03", "gpu04")), nodes=FOUR, blame=(replace(PATH, confidence=None),)),
             "auaa",
         ),
     ],
