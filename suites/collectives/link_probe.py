@@ -1,12 +1,12 @@
-"""One way at a time between two nodes: how fast messages arrive, and whether they are right.
+"""Messages between two nodes, in one direction at a time: how fast they arrive, and whether they are right.
 
-Rank i of the first node and rank i of the second are partners, and all partners talk at once. Towards the
-second node first, then towards the first, one rank sends messages without a pause and its partner notes when
-each has arrived: a sample is the time from one arrival to the next, so that it holds one message at the
-speed of the way. Latency, a connection that has yet to gain speed, and what a shaper lets through at once
-after a pause fall into the first `lead` messages, which no sample holds. Every message has a payload of its
-own, and all of them are compared. A reading that is to last longer sends them `laps` times over, so that it
-needs no more memory; what arrived in the last lap is compared.
+Rank i of the first node and rank i of the second are partners, and all pairs send at once: first towards the
+second node, then towards the first. One rank sends messages without a pause, and its partner notes when each
+has arrived. A sample is the time from one arrival to the next, that is, of one message at the speed of this
+direction. The first `lead` messages are in no sample: they cover latency, a connection that has yet to gain
+speed, and what a shaper lets through at once after a pause. Every message has a payload of its own, and all
+are compared. A longer reading sends the messages `laps` times over, so that it needs no more memory; what
+arrived in the last lap is compared.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SMALL = 8  # elements of a message that goes there and back
 def probe(
     ctx: Context, size_bytes: int, iterations: int, lead: int, *, round_trips: int, laps: int
 ) -> dict[str, Any]:
-    """Try both ways. Arrivals are told by who received; `began` is when the last of the lead arrived.
+    """Try both directions. The receiver reports arrivals; `began` is when the last of the lead arrived.
 
     It is on the clock of the node (CLOCK_MONOTONIC), so that the arrivals of its ranks can be put in order.
-    `lead_s` is how long the lead took: a way that stood still then has lost that time too.
+    `lead_s` is how long the lead took: a direction that stalled then has lost that time too.
     """
     partner, on_first = _partner(ctx)
     messages = torch.empty(lead + iterations, size_bytes // _FORM.item_bytes, dtype=_FORM.dtype)
@@ -59,7 +59,7 @@ def probe(
 
 
 def _partner(ctx: Context) -> tuple[int | None, bool]:
-    """The rank to talk with, None where the other node has fewer; and whether this is the first node."""
+    """The partner, None where the other node has fewer ranks; and whether this is the first node."""
     names = list(dict.fromkeys(ctx.hosts))
     if len(names) != 2:
         raise ValueError(f"a way leads from one node to another; this world has {len(names)} nodes")
@@ -70,7 +70,7 @@ def _partner(ctx: Context) -> tuple[int | None, bool]:
 
 
 def _round_trips(ctx: Context, partner: int | None, on_first: bool, count: int) -> list[float]:
-    """Seconds of small messages there and back, told by the rank that begins."""
+    """Seconds of small messages there and back, reported by the rank that begins."""
     message = torch.zeros(_SMALL, dtype=_FORM.dtype, device=ctx.device)
     timing.barrier(ctx)
     seconds = []
@@ -85,7 +85,7 @@ def _round_trips(ctx: Context, partner: int | None, on_first: bool, count: int) 
 
 
 def _post(call: Any, message: torch.Tensor, partner: int) -> list[Any]:  # noqa: ANN401 - torch's own functions
-    """Begin to send or to receive; NCCL gives none but a batch to the communicator that it has already."""
+    """Begin to send or to receive, as a batch: only that uses NCCL's existing communicator."""
     return list(dist.batch_isend_irecv([dist.P2POp(call, message, partner)]))
 
 
@@ -94,7 +94,7 @@ def _over(messages: torch.Tensor, laps: int) -> list[torch.Tensor]:
 
 
 def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None:
-    """Send them all, each with its payload, without a pause."""
+    """Send all messages, each with its payload, without a pause."""
     for number, message in enumerate(messages):
         count = message.numel()
         message.copy_(moved_by(_FORM, ctx.seed, ctx.rank, number, start=0, count=count, device=ctx.device))
@@ -120,7 +120,7 @@ def _receive(ctx: Context, messages: torch.Tensor, partner: int, lead: int, laps
 def _on_host(
     ctx: Context, messages: list[torch.Tensor], partner: int, lead: int
 ) -> tuple[float, float, list[float]]:
-    """All receives wait before the first message is sent, so that none waits for its receiver."""
+    """Post all receives before the first message is sent, so that none waits for its receiver."""
     posted = [_post(dist.irecv, message, partner) for message in messages]
     timing.barrier(ctx)
     ready, arrived = time.monotonic(), []
@@ -136,7 +136,7 @@ def _on_host(
 def _on_device(
     ctx: Context, messages: list[torch.Tensor], partner: int, lead: int
 ) -> tuple[float, float, list[float]]:
-    """Issued one behind the other; events tell when the device was done with each."""
+    """Issue all receives in order; events tell when the device had completed each."""
     timing.barrier(ctx)
     ready = time.monotonic()
     stream = torch.cuda.current_stream(ctx.device)

@@ -1,7 +1,7 @@
-"""Exchanges of two nodes at a time, all pairs at once: what each node reaches, whoever its partner is.
+"""Exchanges between pairs of nodes, all pairs at once: the bandwidth of each node with several partners.
 
-In an all_reduce every node waits for the slowest, and nobody can say which that is. Here a slow node is slow
-in every round, and its partners are slow in one.
+In an all_reduce every node waits for the slowest, and nothing shows which that is. Here a slow node is slow
+in every round, and each of its partners is slow in one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the ranks run for the collectives suite.
 
-Rank r's buffer of iteration t is P(r, t), known to everybody in closed form (`payload` and `reductions` of
+Rank r's buffer of iteration t is P(r, t), known to every rank in closed form (`payload` and `reductions` of
 `fixtures.ranks.exact`); G(t) is the reduction of all of them. n ranks, chunk c of a buffer X is X[c]:
 
     all_reduce      every rank ends with G              broadcast  every rank ends with P(root)
@@ -93,7 +93,7 @@ def sweep(
 
 @step
 def identity(ctx: Context, *, dtype: str, elements: list[int], iterations: int) -> dict[str, Any]:
-    """all_gather(reduce_scatter(X)) == all_reduce(X), bit for bit: both are compared with G, bit for bit.
+    """all_gather(reduce_scatter(X)) == all_reduce(X): both are compared with G, bit for bit.
 
     `elements` are lengths of one rank's chunk; X has n of them.
     """
@@ -132,7 +132,7 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
     ctx.progress.phase("transport")
     timing.barrier(ctx)
     idle = ports.background() if ctx.backend == "nccl" else {}
-    timing.barrier(ctx)  # nobody begins while another still listens
+    timing.barrier(ctx)  # no rank begins while another still reads idle traffic
     start, before = time.monotonic(), ports.read_counters()
     for number, work in enumerate(works, 1):
         work.prepare(0)
@@ -153,7 +153,7 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
 def pairs(
     ctx: Context, *, size_bytes: int, rounds: list[list[list[str]]], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Exchange with one node after the other, and compare what came."""
+    """Exchange with one node after another, and compare what arrived."""
     found, wrong = two_by_two.measured(ctx, size_bytes, rounds, iterations, budget_s)
     return {"pairs": found, "wrong": wrong}
 
@@ -162,12 +162,12 @@ def pairs(
 def link(
     ctx: Context, *, size_bytes: int, iterations: int, lead: int, round_trips: int, laps: int = 1
 ) -> dict[str, Any]:
-    """Try both ways between two nodes, one after the other, every rank with its partner on the other node."""
+    """Try both directions between two nodes in turn, every rank with its partner on the other node."""
     return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips=round_trips, laps=laps)
 
 
 def _counts(collective: str, ranks: int, dtype: str, sizes: list[int]) -> list[int]:
-    """Elements for each size; all sizes that cannot be had are named at once."""
+    """Elements for each size; an error names all sizes that are impossible."""
     form = format_of(dtype)
     counts, refused = [], []
     for size in sizes if collective != "barrier" else ():

@@ -25,7 +25,7 @@ ROUNDED_DTYPES = ("fp16", "bf16")
 
 LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
-# Of NVLink between nodes: what is published, and between them they use its switches and every pair of GPUs.
+# For NVLink between nodes: they have published rates, and together use its switches and every pair of GPUs.
 JOINED = ("all_reduce", "all_to_all")
 NICS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
@@ -49,7 +49,7 @@ def exact(collectives: Iterable[str], dtypes: Iterable[str], ops: Iterable[str] 
 
 
 def sweep(collectives: Iterable[str], weight: float = 1.0) -> list[Case]:
-    """List the cases that time a collective over many sizes; a node is held against its equals too."""
+    """List the cases that time a collective over many sizes; a node is compared with its equals too."""
     cases = [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
     return [replace(one, compared=True) for one in cases]
 
@@ -70,7 +70,7 @@ def test_busbw_holds_its_floor(check: Check) -> None:
     check.run()
 
 
-# A ring sends one flow each way over what joins two halves, however thin it is for more.
+# A ring sends only one flow each way between two halves, so it does not test their bandwidth.
 @over(sweep(ACROSS, LARGE), NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
 def test_bisection_bandwidth_holds_its_floor(check: Check) -> None:
     """Bus bandwidth while every rank talks with the other half of the cluster."""
@@ -149,7 +149,7 @@ def test_the_data_cross_the_links_they_should(check: Check) -> None:
     check.run()
 
 
-# In jobs of their own, without NVLS: so they are last.
+# They are last because they run in jobs of their own, without NVLS.
 @over(
     exact(REDUCTIONS, ROUNDED_DTYPES, (ROUNDED,)),
     INSIDE,

@@ -21,7 +21,7 @@ MOST_LOG_BYTES = 64 << 20
 LOG_HEAD_BYTES = 1 << 20
 SETTLE_S = 2.0  # a driver may publish a port's counters once a second
 IDLE_S = 1.1  # as long as it takes a driver to publish them
-# GPUDirect-TCPX is seen by the counters of its network devices; TCPXO passes by them.
+# The counters of network devices see GPUDirect-TCPX, and not TCPXO.
 FAMILIES = {"infiniband": "ib:", "roce": "ib:", "verbs": "ib:", "efa": "efa:"}
 FAMILIES |= {"sockets": "net:", "tcpx": "net:", "omnipath": "ib:"}
 
@@ -46,7 +46,7 @@ def read_counters(sysfs: str = "/sys") -> Counters:
 
 
 def background(seconds: float = IDLE_S, sysfs: str = "/sys") -> dict[str, float]:
-    """Return the bytes per second that each port sends while no rank does: storage may share it."""
+    """Return the bytes per second that each port sends while no rank does, for example for storage."""
     start, before = time.monotonic(), read_counters(sysfs)
     processes.wait_until(lambda: time.monotonic() >= start + seconds, seconds)
     after, took_s = read_counters(sysfs), time.monotonic() - start
@@ -54,7 +54,7 @@ def background(seconds: float = IDLE_S, sysfs: str = "/sys") -> dict[str, float]
 
 
 def without(idle: Mapping[str, float], before: Counters, after: Counters, took_s: float) -> Counters:
-    """Return the later reading less what ports send anyway, and never below the earlier one."""
+    """Return the later reading less background traffic, and never below the earlier one."""
     return {
         name: max(before.get(name, 0), sent - int(idle.get(name, 0.0) * took_s))
         for name, sent in after.items()
@@ -66,7 +66,7 @@ def settled_counters(
 ) -> Counters:
     """Read the counters when they show the payload, or when every driver has had the time to publish it.
 
-    Where there are RDMA ports the others do not count: what else they carry says nothing of late ports.
+    Where there are RDMA ports only they count: other traffic does not show that RDMA counters are up to date.
     """
     found: Counters = {}
     wanted = ("ib:", "efa:") if any(name.startswith(("ib:", "efa:")) for name in before) else ("net:",)
@@ -95,8 +95,8 @@ def describe(
 
     `ranks` and `nodes` are the shape of the case's world. `agrees` is True when the counters show the payload
     where the claim says it went, False when they show it elsewhere, None when they show it nowhere. The
-    counters belong to the node: of several ranks each needs only its own payload in them. That a node's ranks
-    spoke over a fabric, and not inside it, takes those of all: storage may have sent one in the meantime.
+    counters are of the whole node, so a rank needs only its own payload in them. But a claim that nothing
+    left the node is disproved only by the payloads of all its ranks: storage may have sent one meanwhile.
     """
     both = sorted(set(before) & set(after))
     moved = {name: after[name] - before[name] for name in both if after[name] > before[name]}
@@ -111,7 +111,7 @@ def describe(
 
 
 def _gloo(moved: Counters, payload_bytes: int, nodes: int | None) -> dict[str, Any]:
-    """Gloo has sockets only; that this payload went through them is shown by the counters."""
+    """Gloo has sockets only; the counters show whether this payload went through them."""
     carried = {name: sent for name, sent in moved.items() if name.startswith("net:")}
     evidence = [f"{name} sent {sent} bytes" for name, sent in carried.items()]
     enough = ENOUGH * max(payload_bytes, 1)
@@ -143,7 +143,7 @@ def _nccl(log_path: str | None, ranks: int | None, nodes: int | None) -> dict[st
 
 
 def _ends(path: Path) -> tuple[str, str]:
-    """The beginning and the end of a long log, "" and all of a shorter one: every world adds to it."""
+    """The beginning and the end of a long log, "" and all of a shorter one; every world appends to it."""
     with path.open("rb") as log:
         if path.stat().st_size <= MOST_LOG_BYTES:
             return "", log.read().decode("utf-8", "replace")

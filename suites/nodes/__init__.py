@@ -1,1 +1,1 @@
-"""What is asked of every node by itself: inventory, compute, memory, links inside."""
+"""Checks of every node by itself: inventory, compute, memory, links inside."""

@@ -89,26 +89,26 @@ def peer_links(ctx: Context) -> dict[str, Any]:
 
 @step
 def repeatability(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
-    """Run the same kernels so many times, by kind of device, and compare every bit of every result."""
+    """Run the same kernels `repeats` times, by kind of device, and compare every bit of every result."""
     return {**again.repeated(ctx, repeats[ctx.device.type]), "kind": kind_of(ctx.device)}
 
 
 @step
 def overlap(ctx: Context, *, repeats: int) -> dict[str, Any]:
-    """Multiply while an all_reduce runs: both must be right, and how long they take together is said."""
+    """Multiply while an all_reduce runs: both must be right; report how long they take together."""
     series, wrong = together.measured(ctx, repeats)
     return {"series": series, "wrong": wrong}
 
 
 @step
 def slope(ctx: Context, *, seconds: dict[str, float]) -> dict[str, Any]:
-    """Multiply for so long, by kind of device, and say whether it became slower."""
+    """Multiply for `seconds`, by kind of device, and report whether it became slower."""
     return {"series": lasting.measured(ctx, seconds[ctx.device.type])}
 
 
 @step
 def training(ctx: Context, *, sizes: dict[str, dict[str, int]], steps: int) -> dict[str, Any]:
-    """Train a transformer of a size, by kind of device: the losses, and the share of the device it uses."""
+    """Train a transformer of the size for this kind of device: losses, and the share of the device used."""
     return trained.measured(ctx, sizes[ctx.device.type], steps)
 
 

@@ -1,8 +1,8 @@
-"""Faults on purpose: the self-check plants them in one rank while a real step runs there, and takes them out.
+"""Deliberate faults: the self-check plants them in one rank while a real step runs there, and removes them.
 
-Nothing leads here but `selfcheck.planted`, a step of its own: a step that judges nodes has no parameter for a
-fault, and what hands orders to ranks knows of none. No environment variable, file or option is read. A fault
-lasts for one run of one step, on one of two ranks on CPUs, which no job that judges nodes consists of.
+Only the step `selfcheck.planted` leads here: steps that judge nodes have no parameter for a fault, nor has
+the code that passes requests to ranks. No environment variable, file or option is read. A fault lasts for one
+run of one step, in one of two ranks on CPUs; no job that judges nodes is like that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fixtures.ranks.study.calibrated import calibrated_work
 STEPS = frozenset({"collectives.exact", "collectives.sweep", "nodes.matmul"})
 RANKS = 2
 _FLIPPED_CALL = 5  # the first few are of one element, and the payload changes with each
-_LAST_PHASE = 2  # a rank that hangs arrives in the first phase of its step, and never in this one
+_LAST_PHASE = 2  # a rank that hangs enters the first phase of its step, and never this one
 _BEFORE = (dict(CALLS), timing.measure)  # as it was when this process began
 
 Result = dict[str, Any]
 
 
 class RefusedError(ValueError):
-    """A fault was asked for where there may be none."""
+    """A fault was requested where none is allowed."""
 
 
 def run(ctx: Context, name: str, parameters: Mapping[str, Any], plant: Mapping[str, Any]) -> Result:
-    """Run a step with a fault in the rank that `plant` names; while any of it is left there is no answer."""
+    """Run a step with a fault in the rank that `plant` names; raise if any of it is left afterwards."""
     if name not in STEPS:
         raise RefusedError(f"no fault may be planted in {name!r}")
     if ctx.size != RANKS or ctx.device.type != "cpu":
@@ -92,7 +92,7 @@ def _delay(ctx: Context, plant: Mapping[str, Any]) -> Fault:
 
 
 class _Slow:
-    """Something to repeat, and each time a pause in it."""
+    """Work to repeat, with a pause in each iteration."""
 
     def __init__(self, work: timing.Work, seconds: float) -> None:
         self._work, self._seconds = work, seconds
@@ -115,7 +115,7 @@ def _hang(ctx: Context, plant: Mapping[str, Any]) -> Fault:
 
 
 class _Stuck:
-    """A progress that does not come back from the phase at which this rank hangs."""
+    """A progress that does not return from the phase at which this rank hangs."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._phases = progress, 0
@@ -170,7 +170,7 @@ _FAULTS = {
 
 @contextmanager
 def _swapped(names: dict[str, Any], name: str, other: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Put something in the place of what a name stands for, for the length of a block; yields what it was."""
+    """Replace the value of a name inside a block; yields the original value."""
     before = names[name]
     names[name] = other
     try:

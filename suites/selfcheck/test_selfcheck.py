@@ -1,4 +1,4 @@
-"""The suite can fail: what is planted is found, called what it is, and blamed on the rank that has it.
+"""The suite can fail: a planted fault is found, named for what it is, and blamed on the rank that has it.
 
 Without this nothing that the same run says of a node can be trusted. It comes first, belongs to every
 workload and cannot be deselected. The hang is the last: it ends the job of the others.

@@ -1,1 +1,1 @@
-"""What only load that lasts brings out: rounds of it, and what nodes count when everything is over."""
+"""What only lasting load brings out: rounds of load, and the nodes' counters when everything is over."""

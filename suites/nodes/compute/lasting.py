@@ -26,7 +26,7 @@ def slope(seconds: list[float]) -> float:
 
 
 def measured(ctx: Context, seconds: float) -> list[Series]:
-    """Multiply for so long, in windows of as many products each; all devices at once."""
+    """Multiply for `seconds`, in windows of equally many products; all devices at once."""
     kind = ctx.device.type
     product = Product(half(ctx.device), *normal(SIDE[kind], ctx.device, ctx.seed))
     count = _products(ctx, product, WINDOW_S[kind])

@@ -89,7 +89,7 @@ def _pair(
 
 
 def touch(devices: Sequence[torch.device]) -> None:
-    """Open a context on every device; Unsupported where each belongs to the process that has it."""
+    """Open a context on every device; Unsupported where a device lets only one process in."""
     for device in devices:
         try:
             torch.empty(1, device=device)
@@ -103,7 +103,7 @@ def touch(devices: Sequence[torch.device]) -> None:
 
 
 def access(devices: Sequence[torch.device]) -> list[list[bool]]:
-    """Whether each device may read another's memory without the host between."""
+    """Whether each device can read another's memory without the host."""
     return [
         [one == other or torch.cuda.can_device_access_peer(one, other) for other in devices]
         for one in devices

@@ -3,7 +3,7 @@
 An n x n product takes 2 n^3 operations. It is timed on normally distributed numbers, because a device draws
 less power, and so runs faster, on numbers whose bits hardly change. It is checked on signs: with u, w and v
 of +1 and -1 the product of u w^T and w v^T is n u v^T. Every partial sum is a whole number that fp32, in
-which devices add, holds exactly in any order; where parts of 2^k are added in the dtype, it holds them too.
+which devices add, holds exactly in any order; a sum of 2^k (equal) terms, the dtype itself holds exactly too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHECKS = 3
 
 
 def measured(ctx: Context, dtype: str, brief: bool = False) -> tuple[list[Series], list[Corruption]]:
-    """The series and the corruption of one dtype."""
+    """Give the series and the corruption of one dtype."""
     refuse(dtype, ctx.device)
     side = side_for(dtype, ctx.device)
     with precision(dtype):
@@ -66,7 +66,7 @@ def refuse(dtype: str, device: torch.device) -> None:
 
 
 def half(device: torch.device) -> str:
-    """What models are trained in on this device: bf16 where it has that, and fp32 on a CPU."""
+    """The dtype that models are trained in on this device: bf16 where it has that, and fp32 on a CPU."""
     if device.type == "cpu":
         return "fp32"
     modern = torch.version.hip or torch.cuda.get_device_capability(device) >= _AMPERE
@@ -95,7 +95,7 @@ def precision(dtype: str) -> Iterator[None]:
 
 
 class Product:
-    """a b, of numbers in fp32 that become the dtype; `out` holds the last product."""
+    """The product a b in a dtype, of matrices given in fp32; `out` holds the last product."""
 
     def __init__(self, dtype: str, a: torch.Tensor, b: torch.Tensor) -> None:
         form = DTYPES[dtype]

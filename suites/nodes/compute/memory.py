@@ -22,7 +22,7 @@ from fixtures.ranks.steps import Context
 from suites.nodes.compute.series import Series, Timed, timed
 from suites.nodes.compute.wrong import Corruption, unlike
 
-ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # beyond the caches: of a core, of any GPU
+ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # larger than the caches of a core, and of any GPU
 _FACTOR = 3
 _B_PERIOD, _C_PERIOD = 1021, 509  # primes: neighbouring tiles never hold the same numbers
 _TILE = 1 << 22  # elements that are compared at a time
@@ -54,7 +54,7 @@ def _numbers(start: int, count: int, period: int, device: torch.device) -> torch
 
 
 def _compare(ctx: Context, what: str, a: torch.Tensor, factor: int) -> Corruption | None:
-    """Hold every element against b + factor c, which are small whole numbers."""
+    """Compare every element with b + factor c; all are small whole numbers."""
     for start in range(0, a.numel(), _TILE):
         piece = a[start : start + _TILE]
         right = _numbers(start, piece.numel(), _B_PERIOD, a.device)
@@ -71,7 +71,7 @@ def _compare(ctx: Context, what: str, a: torch.Tensor, factor: int) -> Corruptio
 def pattern(ctx: Context) -> dict[str, Any]:
     """Fill (nearly) all of the memory, each word with its own number and then with the inverse, and read it.
 
-    All of it is written before any of it is read, so that two addresses of one cell are seen.
+    All of it is written before any of it is read, so that two addresses of the same cell are found.
     """
     free_bytes = _free_bytes(ctx)
     chunks = _allocate(ctx, free_bytes)
@@ -103,7 +103,7 @@ def _free_bytes(ctx: Context) -> int:
 
 
 def _allocate(ctx: Context, free_bytes: int) -> list[torch.Tensor]:
-    """Take it in chunks, and less than was free where the allocator's own pieces do not fit."""
+    """Allocate it in chunks; less than was free where the allocator cannot fit another chunk."""
     left = free_bytes
     if ctx.device.type == "cuda":
         left -= max(int(_LEFT_SHARE * free_bytes), _LEFT_BYTES)
@@ -129,6 +129,6 @@ def _tiles(chunks: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _words(start: int, piece: torch.Tensor, inverse: int) -> torch.Tensor:
-    """The number of each word, spread over all of its bits; with an inverse of -1 every bit turned."""
+    """The number of each word, spread over all of its bits; with an inverse of -1 every bit is flipped."""
     numbers = torch.arange(start, start + piece.numel(), dtype=torch.int64, device=piece.device)
     return numbers.mul_(-7046029254386353131).bitwise_xor_(inverse)

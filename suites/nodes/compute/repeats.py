@@ -1,8 +1,8 @@
 """The same kernels on the same numbers, again and again: silent corruption shows as a bit that changes.
 
-No tolerance: a healthy device gives the same bits every time. Of each kernel's results every kind is kept on
-the device, up to a few, and the kind of most repeats is taken for right. Its digest goes to the controller,
-which compares devices that should agree.
+No tolerance: a healthy device gives the same bits every time. The distinct results of each kernel are kept on
+the device, up to a few, and the most frequent one is taken as right. Its digest goes to the controller, which
+compares devices that should agree.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _block(block: Block, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def repeated(ctx: Context, repeats: int) -> dict[str, Any]:
-    """Run every kernel so many times: what differed, and the digest of what did not."""
+    """Run every kernel `repeats` times: give what differed, and the digest of what did not."""
     wrong: list[Corruption] = []
     digests: dict[str, dict[str, Any]] = {}
     for name, run in kernels(ctx.device, ctx.seed).items():
@@ -100,7 +100,7 @@ def _kinds(ctx: Context, run: Run, repeats: int) -> list[Kind]:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A digest of the bits, for which nothing but torch is needed."""
+    """A digest of the bits, which needs no library but torch."""
     here = tensor.detach().cpu().contiguous()
     data = ctypes.string_at(here.data_ptr(), here.numel() * here.element_size())
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -9,11 +9,11 @@ from typing import Any
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
 
-# On a CPU as many as last for some periods of its scheduler: what a quota or another program takes away comes
-# in one piece of 10 to 100 ms, between iterations at full speed.
+# On a CPU enough to last for some periods of its scheduler: a quota or another program takes 10 to 100 ms at
+# a time, between iterations at full speed.
 LONG = {"cpu": 301, "cuda": 51}
 LONG_S = {"cpu": 0.3, "cuda": 2.0}
-# For a figure of which the median is enough.
+# For a figure that needs only the median.
 ITERATIONS = {"cpu": 21, "cuda": 51}
 BUDGET_S = {"cpu": 0.1, "cuda": 2.0}
 
@@ -22,7 +22,7 @@ Series = dict[str, Any]
 
 @dataclass(frozen=True)
 class Timed:
-    """What is timed: `amount` operations or bytes. In `brief`, for its median alone."""
+    """What is timed: `amount` operations or bytes. With `brief` only the median is needed."""
 
     metric: str
     what: str
@@ -58,5 +58,5 @@ def _series(about: Timed, load: str, samples: timing.Samples) -> Series:
 
 
 def figure(metric: str, what: str, value: float, samples: int, load: str = "all at once") -> Series:
-    """Say a figure that is made of many samples in a way of its own."""
+    """Report a figure that was computed from many samples."""
     return {"metric": metric, "what": what, "load": load, "value": value, "samples": samples}

@@ -1,4 +1,4 @@
-"""Matrix products while an all_reduce runs: some faults need both at once, by power, heat or a shared bus."""
+"""Matrix products while an all_reduce runs: some faults need both, through power, heat or a shared bus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_PRODUCTS = 1000
 
 
 class Both:
-    """An all_reduce of an exact payload, and so many products that both take about as long."""
+    """An all_reduce of an exact payload, and enough products to take about as long."""
 
     def __init__(self, ctx: Context) -> None:
         kind = ctx.device.type

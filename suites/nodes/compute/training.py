@@ -1,9 +1,9 @@
 """A transformer that is trained on one batch: its loss must fall, and its model FLOPs are counted.
 
 A token costs 6 N + 12 L H Q T operations: N parameters, L layers, H heads of Q channels, T tokens in a
-sequence (A. Chowdhery et al., "PaLM", 2022, appendix B). Recomputation does not count. MFU is here what the
-device does of that in a second over what it does of a large matrix product in the same run: a share of what
-this device can really do, which a nominal peak is not.
+sequence (A. Chowdhery et al., "PaLM", 2022, appendix B). Recomputation does not count. MFU is here the rate
+of these operations over the rate of a large matrix product in the same run: a share of what this device
+really can do, unlike a nominal peak.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from fixtures.ranks.study.models import Llama, loss, seeded, tokens
 from suites.nodes.compute.matmul import DTYPES, Product, half, normal, side_for
 from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
 
-STEP = (
-    0.1  # how far the weights go, all together: a length that lowers the loss of a small and of a large model
-)
+STEP = 0.1  # the length of a step of all weights together, which lowers the loss of small and large models
 Size = Mapping[str, int]
 
 
@@ -47,7 +45,7 @@ def measured(ctx: Context, size: Size, steps: int) -> dict[str, Any]:
         descend(weights)
         losses.append(found.detach())
 
-    # Each step changes the model, so that warming up would be training too: it is all counted as losses.
+    # Each step changes the model, so warming up is training too: all losses count.
     samples = timing.measure(ctx, timing.Kernel(train), steps, 4 * BUDGET_S[ctx.device.type], "training")
     per_step = (
         size["batch"]

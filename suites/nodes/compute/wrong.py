@@ -1,4 +1,4 @@
-"""A result compared with what it must be, bit for bit, in the words that all corruption is reported in."""
+"""Compares a result bit for bit with what it must be, and reports corruption in the common form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def unlike(
 ) -> Corruption | None:
     """Describe where `found` differs from `right`; None when it does not.
 
-    Nothing came from another rank: this one is both who saw it and where it went wrong. `start` is the
-    offset of the first element of `found` in what is being compared.
+    No other rank takes part: this one is both the observer and the source. `start` is the offset of the first
+    element of `found` in what is being compared.
     """
     if found.shape != right.shape or found.dtype != right.dtype:
         raise ValueError(f"{what}: compared {found.dtype} {found.shape} with {right.dtype} {right.shape}")
@@ -46,7 +46,7 @@ def unlike(
 
 
 def _looks_like(seen: torch.Tensor, wanted: torch.Tensor, places: torch.Tensor) -> str:
-    """The bit, when the first of the wrong elements all differ in the same one."""
+    """Name the bit, if the first of the wrong elements all differ in the same one."""
     sample = places[:WINDOW]
     differences = torch.unique(seen[sample] ^ wanted[sample]).tolist()
     number = int(differences[0]) & ((1 << 8 * seen.element_size()) - 1)
