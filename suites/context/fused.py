@@ -1,9 +1,9 @@
 """The same attention by torch's fused kernels, which never have all scores at once.
 
-A block of keys is cut into tiles where positions jump: all queries of a piece see all of a tile, or none of
-it, or, where both are the same positions, what is not after them. Forward, the tiles' outputs are merged by
-their log-sum-exps, as in `ring_attention`. Backward, a kernel that is given the merged output and log-sum-exp
-takes P = exp(S - l) of the whole row, so that tiles add up (as in zhuzilin/ring-flash-attention).
+A block of keys is cut into tiles of contiguous positions. The queries of a piece see all of a tile, none of
+it or, where both have the same positions, its causal half. Forward, the tiles' outputs are merged by their
+log-sum-exps, as in `ring_attention`. Backward, a kernel that is given the merged output and log-sum-exp
+takes P = exp(S - l) of the whole row, so that tiles' gradients add up (as in zhuzilin/ring-flash-attention).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def refuse_without_kernel(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries and keys by their places in this rank's part and in the block."""
+    """Slices of the queries in this rank's part and of the keys in the block."""
 
     queries: slice
     keys: slice
@@ -47,7 +47,7 @@ class Tile:
 
 
 def tiles(layout: Layout, source: int) -> Iterator[Tile]:
-    """Cut what queries see of a block; nothing of it is seen twice."""
+    """Cut what queries see of a block into tiles that do not overlap."""
     for ours, first, last in layout.queries.pieces:
         for theirs, begin, end in layout.keys[source].pieces:
             same = layout.causal and (first, last) == (begin, end)
@@ -60,10 +60,10 @@ def tiles(layout: Layout, source: int) -> Iterator[Tile]:
 class Fused(Kernel):
     """Torch's fused attention of (batch, heads, tokens, dim), on one kind of device."""
 
-    _random: tuple[Any, ...] = ()  # what the kernel wants back, beside what it gave
+    _random: tuple[Any, ...] = ()  # other results of the forward kernel that the backward one takes
 
     def attend(self, q: Tensor, blocks: Blocks, kv_heads: int) -> tuple[Tensor, ...]:
-        """Merge all tiles of all blocks in fp32; the output is kept as it is given."""
+        """Merge all tiles of all blocks in fp32; the output is kept for backward as it is returned."""
         out = torch.zeros_like(q, dtype=wide(q.dtype))
         total = torch.full(q.shape[:-1], -torch.inf, dtype=out.dtype, device=q.device)
         for source, block in blocks:
@@ -80,7 +80,7 @@ class Fused(Kernel):
         return low, low, total
 
     def backward(self, q: Tensor, out: Tensor, norm: Tensor, gradient: Tensor) -> Gradients:
-        """A kernel at a time, of the queries and keys of a tile."""
+        """Call the kernel once per tile, with its queries and keys."""
 
         def gradients(block: Tensor, source: int) -> tuple[Tensor, Tensor]:
             dq = torch.zeros_like(q, dtype=wide(q.dtype))
@@ -110,7 +110,7 @@ class Fused(Kernel):
         return out, norm
 
     def _backward(self, grad: Tensor, qkv: Sequence[Tensor], out: Tensor, norm: Tensor, causal: bool) -> Any:  # noqa: ANN401
-        """Gradients of the three, of what is part of a larger row."""
+        """Gradients of q, k and v of a tile, which is part of a larger row."""
         q, k, _ = qkv
         if q.device.type == "cpu":
             call = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -123,6 +123,6 @@ class Fused(Kernel):
 
 
 def _for_heads(block: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values for each query head; groups of those share one."""
+    """Repeat keys and values for each query head; groups of query heads share one."""
     keys, values = block.repeat_interleave(heads // block.shape[2], 2)
     return keys, values

@@ -1,7 +1,7 @@
-"""What each step of context parallelism issues, forward and backward, and holds, of its parameters.
+"""What each step of context parallelism issues, forward and backward, and holds, from its parameters.
 
-The controller computes here what it expects of the ranks, and the ranks what they expect of themselves.
-Sources are in `suites.context.steps`. B are the bytes of one rank's K and V; what is summed is wide.
+Both the controller and the ranks compute here what they expect. Sources are in `suites.context.steps`.
+B is the bytes of one rank's K and V. "Wide" are numbers of at least 4 bytes, in which sums are kept.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
 from fixtures.wire.held import PEAK, Held, Weighed
 
 FORWARD, BACKWARD = "cp forward", "cp backward"
-WIDE = 4  # bytes of fp32, in which sums are kept, or more
-GATHERED = "allgather"  # torch's name for one way in which K and V get round; the other is "alltoall"
+WIDE = 4  # bytes of fp32: the least of a number in a sum
+GATHERED = "allgather"  # torch's name for one way to pass on K and V; the other is "alltoall"
 SAVED = f"{PEAK} of what is saved"
-_COUNTERS_BYTES = 64  # of random numbers, which a GPU's kernel keeps for backward also where it draws none
+_COUNTERS_BYTES = 64  # of the random state, which a GPU's kernel saves for backward even without dropout
 
 Both = tuple[Calls, Calls]  # forward and backward
 
 
 def all_gather_kv(ranks: int, kv: int, wide_kv: int) -> Both:
-    """All ranks' K and V, and the gradients of all ranks' K and V, wide."""
+    """All ranks' K and V; backward the gradients of all ranks' K and V, wide."""
     return {"all_gather": (1, ranks * kv)}, {"reduce_scatter": (1, ranks * wide_kv)}
 
 
 def ring(ranks: int, kv: int, wide_kv: int) -> Both:
-    """w-1 rounds of K and V; then w-1 rounds of K and V, and w of their gradients, wide."""
+    """w-1 rounds of K and V; backward w-1 rounds of K and V, and w of their gradients, wide."""
     there = (ranks - 1, (ranks - 1) * kv)
     back = (2 * ranks - 1, there[1] + ranks * wide_kv)
     return {"send": there, "recv": there}, {"send": back, "recv": back}
 
 
 def torch_ring(rotation: str, ranks: int, kv: int, wide_kv: int) -> Both:
-    """All K and V gathered, or w-1 rounds of them; the same again, and w rounds of their gradients, wide.
+    """All K and V gathered, or w-1 rounds of them; backward the same, and w rounds of their gradients, wide.
 
-    A round is an all_to_all in which a rank sends to the next one alone.
+    A round is an all_to_all in which a rank sends only to the next one.
     """
     rounds = 0 if rotation == GATHERED else ranks - 1
     there = {"all_to_all": (rounds, rounds * kv)} if rounds else {"all_gather": (1, ranks * kv)}
@@ -46,7 +46,7 @@ def torch_ring(rotation: str, ranks: int, kv: int, wide_kv: int) -> Both:
 
 
 def ulysses(heads: int, kv_heads: int, head: int) -> Both:
-    """Q, K, V and the output, and the gradients of the same four, in heads of so many bytes."""
+    """Q, K, V and the output; backward their gradients. A head has `head` bytes."""
     four = {"all_to_all": (4, (2 * heads + 2 * kv_heads) * head)}
     return four, four
 
@@ -85,7 +85,7 @@ _FUSED = {"torch_ring": {"bf16": TRAINED_BYTES}}  # the dtypes in which its kern
 
 
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
-    """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
+    """Give what every rank of a planned case issues, from the ranks per node."""
     name = step.partition(".")[2]
     form, studied = _STEPS[name], _FUSED.get(name, STUDIED_BYTES)
     items = {"": TRAINED_BYTES} if asked.get("at_size") else studied
@@ -101,7 +101,7 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is attended: query heads share the key heads in equal groups."""
+    """The sizes of an attention; equal groups of query heads share a key head."""
 
     batch: int
     length: int
@@ -117,7 +117,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of the sequence, in numbers of so many bytes; `fused`: its output too."""
+    """One rank's part of the sequence. Numbers have `item` bytes; if `fused`, those of the output too."""
 
     shape: Shape
     ranks: int
@@ -126,7 +126,7 @@ class Part:
 
     @property
     def wide(self) -> int:
-        """Bytes of a number in which sums are kept."""
+        """Bytes of a number in a sum."""
         return max(self.item, WIDE)
 
     @property
@@ -135,7 +135,7 @@ class Part:
         return self.shape.length // self.ranks
 
     def of(self, heads: int, item: int = 0) -> int:
-        """Bytes of so many heads."""
+        """Bytes of some heads."""
         return self.shape.batch * heads * self.tokens * self.shape.dim * (item or self.item)
 
     @cached_property
@@ -165,7 +165,7 @@ class Part:
 
     @property
     def output(self) -> int:
-        """Bytes of the output, wide but where it is fused, and of its norm, wide."""
+        """Bytes of the output, wide unless it is fused, and of its log-sum-exp, wide."""
         return (self.q if self.fused else self.wide_q) + self.wide_q // self.shape.dim
 
     @property
@@ -175,12 +175,12 @@ class Part:
 
 
 def _held(part: Part, saved_kv: int, worked_with: int) -> Weighed:
-    """What forward saves for backward: queries, keys, values, the output (wide) and its norm, wide. At most
-    there are what a rank is given, K and V in one, what forward saves, and what backward works with.
+    """Give the bytes that forward saves for backward, and the peak.
 
-    Given are Q, K, V, the output's gradient and one head of all positions. The output times its gradient
-    is there for its row sums. What is not wide yet is copied: queries and gradient; and the output is
-    there in both.
+    Saved are Q, K, V, the output and its log-sum-exp. The peak has what a rank is given (Q, K, V, the
+    output's gradient, one head of all positions), K and V stacked, what is saved, the output times its
+    gradient, and what backward works with. If not wide, Q and the gradient are copied, and the output exists
+    in both dtypes.
     """
     saved, copies = part.output + saved_kv, 0 if part.wide == part.item else 2 * part.wide_q + part.q
     most = part.head + 2 * part.q + 2 * part.kv + saved + part.wide_q + copies + worked_with
@@ -188,19 +188,20 @@ def _held(part: Part, saved_kv: int, worked_with: int) -> Weighed:
 
 
 def all_gather_kv_held(part: Part) -> Weighed:
-    """All ranks' keys and values are kept, wide.
+    """Saved are all ranks' keys and values, wide.
 
-    Scores of all keys: three matrices, or two and the gradients of all K and V, twice; and dQ.
+    Backward works with three matrices of scores of all keys, or two and the gradients of all K and V, twice;
+    and dQ.
     """
     scores, kv = part.ranks * part.scores, part.ranks * part.wide_kv
     return _held(part, kv, max(3 * scores, 2 * scores + 2 * kv) + part.wide_q)
 
 
 def ring_held(part: Part) -> Weighed:
-    """This rank's alone are kept: no block that came by. Of others the one in use and the one that is coming.
+    """Saved are only this rank's K and V. Of other ranks' blocks a rank has the one in use and the next one.
 
-    Two blocks of others, five of gradients (two that pass, three that are added up); scores; dQ. A block that
-    is not wide yet is copied. Three matrices of scores and three of dQ are there at once.
+    Backward works with two blocks of others, five of gradients (two in transfer, three that are added up),
+    three matrices of scores and three of dQ. A block that is not wide is copied.
     """
     blocks = 2 * part.kv + (5 if part.wide == part.item else 6) * part.wide_kv
     held = _held(part, part.kv, blocks + 3 * part.scores + 3 * part.wide_q)
@@ -208,9 +209,10 @@ def ring_held(part: Part) -> Weighed:
 
 
 def torch_ring_held(part: Part) -> Weighed:
-    """This rank's alone are kept, and a few numbers beside.
+    """Saved are only this rank's K and V, and the random state.
 
-    K and V of all ranks, and what was sent; six of gradients, wide; scores and dQ as in a ring.
+    Backward works with K and V of all ranks, the block that was sent, six blocks of gradients, wide, and
+    scores and dQ as in a ring.
     """
     blocks = (part.ranks + 1) * part.kv + 6 * part.wide_kv
     held = _held(part, part.kv, blocks + 3 * part.scores + 3 * part.wide_q)
@@ -218,14 +220,14 @@ def torch_ring_held(part: Part) -> Weighed:
 
 
 def ulysses_held(part: Part) -> Weighed:
-    """1/w of the heads are kept, of all of the sequence: as much as 1/w of the sequence.
+    """Saved are 1/w of the heads for the whole sequence: as many bytes as 1/w of the sequence.
 
-    At most there are what this rank is given; Q, K, V and dO of its heads, and what else forward saves; the
-    output. As elsewhere in this suite K and V are put together, and what is not wide yet is copied: Q, K, V,
-    dO. Masks have a byte for each pair of positions: what is hidden, what is not, and each row of a group.
+    The peak has what this rank is given; Q, K, V and dO of its heads, and what else forward saves; the
+    output. K and V are stacked, and what is not wide is copied: Q, K, V, dO. Masks have a byte for each pair
+    of positions: hidden, visible, and once for each query head of a group.
 
-    Scores are of some heads and all keys: three matrices, or two, the gradients of K and V twice, and dQ. An
-    exchange has what it sends and what it receives, which is then laid out anew.
+    Backward works with three matrices of scores (some heads, all keys), or two, the gradients of K and V
+    twice, and dQ; or with an exchange: what it sends, and what it receives, which is then copied.
     """
     shape, scores = part.shape, part.ranks * part.scores
     kv_heads = shape.kv_heads * repeats(shape.kv_heads, part.ranks)
@@ -238,17 +240,17 @@ def ulysses_held(part: Part) -> Weighed:
 
 
 def ring_shape(ranks: int, *, tokens: int, causal: int = True, **sizes: int) -> Shape:
-    """Positions are given per rank; a zig-zag is always causal."""
+    """The shape from positions per rank; a zig-zag is always causal."""
     return Shape(length=tokens * ranks, causal=bool(causal), **sizes)
 
 
 def heads_shape(ranks: int, *, heads_per_rank: int, kv_heads: int, **sizes: int) -> Shape:
-    """So are heads; 0 key heads stand for one per rank."""
+    """The shape from positions and heads per rank; 0 key heads stand for one per rank."""
     return ring_shape(ranks, heads=heads_per_rank * ranks, kv_heads=kv_heads or ranks, **sizes)
 
 
 def torch_shape(ranks: int, *, rotation: str, module: str = "", **sizes: int) -> Shape:
-    """How K and V get round is no size."""
+    """The shape, whatever the rotation."""
     return ring_shape(ranks, **sizes)
 
 
@@ -262,7 +264,7 @@ _HELD: dict[str, tuple[Callable[..., Shape], Callable[[Part], Weighed]]] = {
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
-    """Give what every rank of a planned case holds, of nodes that have so many ranks each."""
+    """Give what every rank of a planned case holds, from the ranks per node."""
     name = step.partition(".")[2]
     shaped, form = _HELD[name]
     ranks, large = sum(per_node), bool(asked.get("at_size"))

@@ -1,4 +1,4 @@
-"""Collectives between a part of the sequence and all of it, with their gradients."""
+"""Collectives between a part of the sequence and the whole, with their gradients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _to_sequence(part: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _divided(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """Make two dimensions of one: the parts, and what is in a part."""
+    """Split one dimension into two: the parts, and the index within a part."""
     each = tensor.shape[axis] // size
     return tensor.reshape(*tensor.shape[:axis], size, each, *tensor.shape[axis + 1 :])
 

@@ -27,22 +27,22 @@ import torch.distributed as dist
 
 from suites.context.layout import Layout, hidden
 
-KEYS, GRADIENTS = 0, 1  # what is passed on: gloo tells the two apart by tag, NCCL by order
+KEYS, GRADIENTS = 0, 1  # what is passed on: gloo matches transfers by tag, NCCL by order
 Blocks = Iterable["tuple[int, torch.Tensor]"]
-Gradients = Callable[[torch.Tensor, int], "tuple[torch.Tensor, torch.Tensor]"]  # of a block and whose it is
+Gradients = Callable[[torch.Tensor, int], "tuple[torch.Tensor, torch.Tensor]"]  # of a block from a rank
 Group = Any  # a process group; None is the default one
 
 
 @dataclass
 class Tally:
-    """What was really done: visible (query, key) pairs per head, and the buffers that blocks arrived in."""
+    """The work that was done: visible (query, key) pairs per head, and the buffers that blocks arrived in."""
 
     pairs: int = 0
     masked: list[torch.Tensor] = field(default_factory=list)
     buffers: dict[int, int] = field(default_factory=dict)
 
     def work(self) -> int:
-        """Pairs whose scores counted; masks are summed up here, so that a GPU need not stop for them."""
+        """Visible pairs; masks are summed only here, so that the GPU is not synchronised during the run."""
         return self.pairs + sum(int(mask.sum()) for mask in self.masked)
 
     def buffer_bytes(self) -> int:
@@ -56,7 +56,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class Pass:
-    """One step of the ring under way: a block goes to the next rank, the one before sends its own."""
+    """One step of the ring in flight: a block goes to the next rank, and the previous one's arrives."""
 
     def __init__(
         self, block: torch.Tensor, into: torch.Tensor, rank: int, size: int, what: int, *, group: Group = None
@@ -72,7 +72,7 @@ class Pass:
         self._works = dist.batch_isend_irecv(pair)
 
     def arrived(self) -> torch.Tensor:
-        """Wait for both directions, and hand over what came."""
+        """Wait for both directions, and return what arrived."""
         for work in self._works:
             work.wait()
         return self._into
@@ -99,9 +99,9 @@ class Buffers:
 def visits(
     block: torch.Tensor, rank: int, size: int, tally: Tally | None = None, *, group: Group = None
 ) -> Iterator[Any]:
-    """Yield (whose, block) for every rank, own first; the next one travels while the caller uses this one.
+    """Yield (rank, its block) for every rank, own first; the next one travels while the caller uses this one.
 
-    A block is good until the next but one is asked for.
+    A block is valid until the next but one is requested.
     """
     buffers = Buffers(block, tally)
     for number in range(size - 1):
@@ -113,20 +113,20 @@ def visits(
 
 @dataclass
 class Kernel(ABC):
-    """How blocks are attended to: queries are (batch, heads, tokens, dim), keys and values stacked."""
+    """Attention over blocks: queries are (batch, heads, tokens, dim), keys and values stacked."""
 
     layout: Layout
     tally: Tally
 
     @abstractmethod
     def attend(self, q: torch.Tensor, blocks: Blocks, kv_heads: int) -> tuple[torch.Tensor, ...]:
-        """Output, and the two that backward needs: output and log-sum-exp as the kernel keeps them."""
+        """Give the output; and output and log-sum-exp as the kernel keeps them for backward."""
 
     @abstractmethod
     def backward(
         self, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, gradient: torch.Tensor
     ) -> Gradients:
-        """What a block adds to dQ, and its own dK and dV of these queries: wide, zeros where none is seen."""
+        """Give a function: a block's part of dQ, and its dK and dV of these queries; wide, 0 if unseen."""
 
 
 class WrittenOut(Kernel):
@@ -149,7 +149,7 @@ class WrittenOut(Kernel):
     def backward(
         self, q: torch.Tensor, out: torch.Tensor, norm: torch.Tensor, gradient: torch.Tensor
     ) -> Gradients:
-        """Fold the gradient as the output is, and take the row sums D."""
+        """Fold the gradient like the output, and take the row sums D."""
         queries, folded = fold(q, out.shape[1]), gradient.to(out.dtype).reshape(out.shape)
         delta = (folded * out).sum(-1, keepdim=True)
 
@@ -165,7 +165,7 @@ class WrittenOut(Kernel):
         return gradients
 
     def _mask(self, queries: torch.Tensor, source: int, tally: Tally) -> torch.Tensor | None:
-        """Which scores to hide, None for none of them. A row of the fold is one query of one head."""
+        """Which scores to hide, None for none. A row of the fold is one query of one head."""
         ours, theirs = self.layout.queries, self.layout.keys[source]
         if self.layout.clear(source):
             tally.pairs += ours.count * theirs.count
@@ -176,7 +176,7 @@ class WrittenOut(Kernel):
 
 
 def share_of(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """What weight a part has in the whole; nothing has none, also where the whole is nothing yet."""
+    """The weight of a part in the whole, by log-sum-exp; -inf has weight 0, even in a whole of -inf."""
     return torch.exp(part - whole.clamp_min(torch.finfo(whole.dtype).min)).unsqueeze(-1)
 
 
@@ -211,7 +211,7 @@ def ring_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.T
 
 
 def block_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:
-    """The same over blocks that are all here, one after the other in `kv`: nothing moves."""
+    """The same over blocks that are all on this rank, concatenated in `kv`: nothing is sent."""
     found: torch.Tensor = _Here.apply(q, kv, kernel)  # type: ignore[no-untyped-call]
     return found
 
@@ -226,7 +226,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
-        """Go round once more, with the gradients of the blocks on the way."""
+        """Pass the blocks round once more, with their gradients."""
         q, kv, out, norm = ctx.saved_tensors
         of_block, layout = ctx.kernel.backward(q, out, norm, gradients[0]), ctx.kernel.layout
         dq = torch.zeros_like(q, dtype=wide(q.dtype))

@@ -1,9 +1,9 @@
 """What the ranks run for the context-parallel suite.
 
 w ranks, each with S = L/w of L positions; K and V of one rank are B = 2 x batch x kv heads x S x dim
-elements, Q and the output q = batch x heads x S x dim elements each. Of 16-bit types gradients travel
-and are summed wide, in fp32; kept for backward are wide the output, its log-sum-exp, and K and V where
-they were gathered.
+elements, Q and the output q = batch x heads x S x dim elements each. With 16-bit types, gradients are sent
+and summed in fp32. Also in fp32, forward saves the output, its log-sum-exp, and K and V where they were
+gathered.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def zigzag(ctx: Context, **sizes: int) -> dict[str, Any]:
 def ulysses(ctx: Context, **sizes: int) -> dict[str, Any]:
     """Forward exchanges Q, K, V and the output: 4 all_to_all of 2 q + B. Backward: their gradients, the same.
 
-    Of 1/w of the heads a rank keeps all the sequence: B + 2 q and the log-sum-exp. `kv_heads` are repeated to
-    w where there are fewer; 0 stands for one per rank.
+    A rank keeps the whole sequence for 1/w of the heads: B + 2 q and the log-sum-exp. `kv_heads` are repeated
+    to w where there are fewer; 0 stands for one per rank.
     (Jacobs et al.: "DeepSpeed Ulysses", 2023.)
     """
     return _told(ctx, Ulysses, heads_shape(ctx.size, **sizes))
@@ -70,7 +70,7 @@ def torch_ring(
 ) -> dict[str, Any]:
     """Forward gathers all K and V, w B, or passes them on w-1 times. Backward: again, and dK and dV w times.
 
-    `rotation` is torch's name for either; a pass is an all_to_all in which a rank sends to the next alone.
+    `rotation` is torch's name for either; a pass is an all_to_all in which a rank sends only to the next.
     A rank keeps B + 2 q and the log-sum-exp. Torch has no such attention for CPUs.
     (torch 2.13: torch/distributed/tensor/experimental/_context_parallel/_attention.py.)
     """
@@ -79,7 +79,7 @@ def torch_ring(
 
 
 def _told(ctx: Context, technique: Callable[..., ContextParallel], shape: Shape) -> dict[str, Any]:
-    """Study it with numbers of each dtype, and send its collectives' exact payloads."""
+    """Study it with inputs of each dtype, and send exact payloads through its collectives."""
     if ctx.at_size:
         _fit(ctx, shape)
         return at_size(ctx, technique(ctx, shape, TRAINED))
@@ -93,7 +93,7 @@ def _told(ctx: Context, technique: Callable[..., ContextParallel], shape: Shape)
 def _fit(ctx: Context, shape: Shape) -> None:
     """Refuse a sequence that does not fit.
 
-    Of each of 4 tensors of all heads there are at most 12 bytes: two runs' parts, and both unsharded results.
+    Each number of 4 tensors of all heads takes at most 12 bytes: two runs' parts, both unsharded results.
     Scores take 4 operations per pair and channel forward and 10 backward, in both unsharded runs.
     """
     heads = shape.batch * shape.heads

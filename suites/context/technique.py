@@ -1,4 +1,4 @@
-"""A technique of context parallelism on this rank, beside torch's own attention over the whole sequence."""
+"""A technique of context parallelism on this rank, compared with torch's attention on the whole sequence."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Tensors:
         return Tensors(*(change(tensor) for tensor in (self.q, self.k, self.v, self.gradient)))
 
     def leaves(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values, to be differentiated by."""
+        """Queries, keys and values as leaves that require gradients."""
         q, k, v = (tensor.detach().requires_grad_() for tensor in (self.q, self.k, self.v))
         return q, k, v
 
 
 class ContextParallel(Technique[Tally]):
-    """One way to attend. `places` are the positions of every rank's part of the sequence.
+    """One technique of context parallelism. `places` are the positions of every rank's part of the sequence.
 
-    Inputs are numbers of the one dtype in which it is studied: those that bf16 holds would not show that an
-    fp64 run rounds its blocks to bf16 on the wire.
+    Inputs are drawn in the dtype that is studied: an fp64 run that rounds its blocks to bf16 on the wire
+    would not be seen with inputs that bf16 can represent.
     """
 
     holds: ClassVar[staticmethod[[Part], Weighed]]  # the closed form of a rank's memory
@@ -81,7 +81,7 @@ class ContextParallel(Technique[Tally]):
         """The closed forms of what forward and backward issue."""
 
     def sizes(self, dtype: torch.dtype) -> Part:
-        """What the closed forms are of."""
+        """The sizes that the closed forms depend on."""
         return Part(self.shape, self.ctx.size, dtype.itemsize, self.fused)
 
     def pairs(self) -> int:
@@ -90,22 +90,22 @@ class ContextParallel(Technique[Tally]):
         return context_layout.contiguous_pairs(shape.length, ctx.size, ctx.rank, shape.causal)
 
     def moves(self) -> list[Move]:
-        """What is sent in exact payloads: each collective that it issues."""
+        """What is sent with exact payloads: each collective that it issues."""
         forward, backward = self.issued(EXACT)
         forms = {**forward, **backward}.items()
         return [Move(kind, size // count) for kind, (count, size) in forms for _ in range(count)]
 
     def figures(self, tally: Tally) -> Mapping[str, float]:
-        """Measure what this technique alone has."""
+        """Measure figures that only this technique has."""
         return {}
 
-    # as the driver asks
+    # the driver's interface
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Tally]:
-        """Forward and backward with this rank's part; its kernel alone on one head of the whole sequence."""
+        """Forward and backward with this rank's part; the kernel alone on one head of the whole sequence."""
         whole, tally = self.drawn(dtype), Tally()
         part, alone = whole.each(self.mine), self._alone(whole)
-        del whole  # which no rank of a real stack has
+        del whole  # which no rank has in real training
         leaves = part.leaves()
         with seen("forward"):
             out = self.attend(*leaves, tally)
@@ -120,7 +120,7 @@ class ContextParallel(Technique[Tally]):
         return {**found, ALONE: found["forward"][:, :1]}
 
     def part(self, whole: Named, kept: Tally) -> Named:
-        """This rank's positions; what it computed alone is of all of them."""
+        """This rank's positions; all positions of what it computed alone."""
         return {name: one if name == ALONE else self.mine(one) for name, one in whole.items()}
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
@@ -139,7 +139,7 @@ class ContextParallel(Technique[Tally]):
         return self.holds(self.sizes(dtype))[PEAK]
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """The work that was done is the closed form's."""
+        """Compare the work that was done with its closed form."""
         found, right = (torch.tensor(count) for count in (run.kept.work(), self.pairs()))
         return [parity.equal("balance: work against its closed form", found, right)]
 
@@ -162,25 +162,25 @@ class ContextParallel(Technique[Tally]):
         return whole.index_select(2, self.places[self.ctx.rank].to(whole.device)).contiguous()
 
     def span(self, positions: torch.Tensor) -> Span:
-        """Positions where the tensors are."""
+        """Positions, on the tensors' device."""
         return Span.of(positions, self.ctx.device)
 
     def _alone(self, whole: Tensors) -> torch.Tensor:
-        """Of one head: wrong here, no peer had a part in it."""
+        """Attention of one head, in which no peer takes part."""
         span = self.span(torch.arange(self.shape.length))
         layout = Layout(0, span, (span,), self.shape.causal)
         head = torch.stack((whole.k[:, :1], whole.v[:, :1]))
         return block_attention(whole.q[:, :1], head, self.kernel(layout, Tally()))
 
     def kernel(self, layout: Layout, tally: Tally) -> Kernel:
-        """What attends: torch's fused kernels at the size of training, the formulas else."""
+        """The kernel: torch's fused one at the size of training, otherwise the formulas."""
         return (Fused if self.fused else WrittenOut)(layout, tally)
 
 
 def unsharded(whole: Tensors, shape: Shape) -> tuple[torch.Tensor, ...]:
     """Output and gradients of torch's own attention over the whole sequence, on this rank alone.
 
-    Head by head: in a large world all scores at once would not fit, and nothing is left to do about groups.
+    Head by head: in a large world all scores at once would not fit, and groups need no special case.
     """
     kept = wide(whole.q.dtype)
     found = [torch.empty_like(whole.q), torch.empty_like(whole.q)]

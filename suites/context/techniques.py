@@ -41,7 +41,7 @@ from suites.context.ring_attention import (
 from suites.context.technique import ALONE, ContextParallel
 from suites.tensor.regions import Group
 
-# Tokens and channels of the block that is passed on while another is computed: more than its latency.
+# Tokens and channels of the block that is passed on while another is computed: enough to exceed latency.
 BLOCKS = {"cpu": (128, 32), "cuda": (4096, 128)}
 
 
@@ -51,7 +51,7 @@ class AllGatherKV(ContextParallel):
     holds = staticmethod(all_gather_kv_held)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
-        """Gather, then one block."""
+        """Gather K and V, then attend."""
         whole = torch.arange(self.shape.length)
         blocks = self.places if self.fused else (whole,)
         layout = Layout(
@@ -61,7 +61,7 @@ class AllGatherKV(ContextParallel):
         return block_attention(q, gathered, self.kernel(layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """One of each."""
+        """One all_gather, and one reduce_scatter."""
         part = self.sizes(dtype)
         return all_gather_kv(part.ranks, part.kv, part.wide_kv)
 
@@ -78,16 +78,16 @@ class Ring(ContextParallel):
         return Layout(self.ctx.rank, spans[self.ctx.rank], spans, self.shape.causal)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
-        """Once round."""
+        """Attend while the blocks go round once."""
         return ring_attention(q, torch.stack((k, v)), self.kernel(self.layout, tally))
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """Round by round."""
+        """The sends of all rounds."""
         part = self.sizes(dtype)
         return ring(part.ranks, part.kv, part.wide_kv)
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """As well other ranks' K and V at a time: the block in use and the one that is coming."""
+        """Add other ranks' K and V held at a time: the block in use and the next one."""
         right, live = self.holds(self.sizes(dtype)), "live unsharded"
         return [*super().memory(dtype, run), memory.entry(live, run.kept.buffer_bytes(), right[live])]
 
@@ -97,7 +97,7 @@ class Ring(ContextParallel):
         return [Move("send_recv", size_bytes, call=passing(what)) for what in (KEYS, GRADIENTS)]
 
     def figures(self, tally: Tally) -> Mapping[str, float]:
-        """This rank's work over the mean, the busiest being the one that all wait for; and what is hidden."""
+        """This rank's work over the mean (all wait for the busiest rank), and what is hidden."""
         mean = context_layout.contiguous_pairs(self.shape.length, 1, 0, self.shape.causal) / self.ctx.size
         tokens, dim = BLOCKS[self.ctx.device.type]
         block = torch.zeros((2, 1, self.shape.kv_heads, tokens, dim), dtype=TRAINED, device=self.ctx.device)
@@ -105,7 +105,7 @@ class Ring(ContextParallel):
 
 
 def hiding(ctx: Context, block: torch.Tensor) -> dict[str, float]:
-    """Pass a block on w-1 times while others of a known length are computed, after one that is not hidden."""
+    """Pass a block on w-1 times while computing for known times, after some that hides nothing."""
     rank, size, pace = ctx.rank, ctx.size, Pace(ctx.device)
     ctx.progress.phase("overlap")
     around: Action = lambda: list(visits(block, rank, size))  # noqa: E731 - a name for a thing to time
@@ -145,7 +145,7 @@ class ZigZag(Ring):
     """The ring, with a piece from the front and one from the back of the sequence on every rank."""
 
     def cut(self, length: int, size: int) -> list[torch.Tensor]:
-        """Two chunks each."""
+        """Two chunks for each rank."""
         return context_layout.zigzag(length, size)
 
     def pairs(self) -> int:
@@ -169,7 +169,7 @@ class Ulysses(ContextParallel):
             self.once = ("forward", "grad:q", ALONE)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
-        """All of the sequence with some of the heads."""
+        """Attend over the whole sequence with 1/w of the heads."""
         size, whole = self.ctx.size, self.span(torch.arange(self.shape.length))
         heads, keys, values = (to_heads(part, size) for part in (q, self._repeated(k), self._repeated(v)))
         layout = Layout(0, whole, (whole,), self.shape.causal)
@@ -180,16 +180,16 @@ class Ulysses(ContextParallel):
         return part.repeat_interleave(self.repeats, 1)
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """Four each way."""
+        """Four all_to_all each way."""
         return ulysses(self.shape.heads, self.kv_heads, self.sizes(dtype).of(1))
 
     def pairs(self) -> int:
-        """All of the sequence, per head; each rank has the same number of heads."""
+        """The whole sequence, per head; each rank has the same number of heads."""
         return context_layout.contiguous_pairs(self.shape.length, 1, 0, self.shape.causal)
 
 
 def _repeats(shape: Shape, size: int) -> int:
-    """How often key heads are repeated so that they divide over the ranks; all that is wrong at once."""
+    """How often key heads are repeated so that they divide over the ranks; an error names all faults."""
     refused = []
     if shape.heads % size:
         refused.append(f"{shape.heads} query heads do not divide over {size} ranks")

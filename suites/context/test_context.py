@@ -14,8 +14,8 @@ from thresholds.hardware import Model
 # Positions are per rank, so that every world divides them; query heads share key heads (GQA) throughout.
 SIZES = {"batch": 2, "tokens": 6, "heads": 4, "kv_heads": 2, "dim": 8}
 HEADS = {"batch": 2, "tokens": 6, "heads_per_rank": 2, "dim": 8}
-EACH = {**SIZES, "kv_heads": 4}  # torch's own has one of each
-ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # in words of 16 bytes something is left
+EACH = {**SIZES, "kv_heads": 4}  # torch's own needs as many key heads as query heads
+ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # rows are no multiple of 16 bytes
 quick = partial(case_of, weight=1.0)
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 RING, GATHER, HEAD, TORCH_GATHER, TORCH_RING = (
@@ -43,7 +43,7 @@ RINGS = [one for one in CONTEXT if one.step in ("context.ring", "context.zigzag"
 
 
 def of_ring(model: Model, ranks: int) -> dict[str, int]:
-    """Give the sizes of attention; in a large world the whole sequence does not grow with it."""
+    """Give the sizes of attention; in a large world the sequence does not grow with the ranks."""
     kv_heads, dim = max(model.heads // 4, 1), model.hidden // model.heads
     return {
         "batch": 1,
@@ -55,19 +55,19 @@ def of_ring(model: Model, ranks: int) -> dict[str, int]:
 
 
 def of_each(model: Model, ranks: int) -> dict[str, int]:
-    """Give them with as many heads of keys as of queries."""
+    """Give the same with as many key heads as query heads."""
     return {**of_ring(model, ranks), "kv_heads": model.heads}
 
 
 def of_heads(model: Model, ranks: int) -> dict[str, int]:
-    """Give the same for heads that are dealt out; where ranks are more these have fewer channels."""
+    """Give the same for distributed heads; with more ranks than heads, heads have fewer channels."""
     heads = max(model.heads // ranks, 1)
     dim = max(model.hidden // (ranks * heads) // 8, 1) * 8
     return {"batch": 1, "tokens": _tokens(model, ranks), "heads_per_rank": heads, "kv_heads": 0, "dim": dim}
 
 
 def _tokens(model: Model, ranks: int) -> int:
-    """As many for each rank, and an even number, of which a zig-zag makes two chunks."""
+    """Tokens of each rank: an even number, which a zig-zag cuts into two chunks."""
     return max(model.tokens(ranks) // 2, 1) * 2
 
 

@@ -27,13 +27,13 @@ from suites.context.technique import ContextParallel
 
 MODULE = "torch.distributed.tensor.experimental._attention"
 _NEEDED = ("context_parallel", "set_rotate_method")
-_BESIDE = "numpy"  # which torch imports in its context, and is installed without
+_BESIDE = "numpy"  # torch imports it in its context, and can be installed without it
 
 
 class TorchRing(ContextParallel):
     """A zig-zag: K and V are gathered or passed on, and their gradients passed on in fp32.
 
-    Its kernel is flash attention, which has no wider numbers than 16 bits, and rounds each block.
+    Its kernel is flash attention, which takes only 16-bit numbers, and rounds each block.
     """
 
     holds = staticmethod(torch_ring_held)
@@ -54,10 +54,10 @@ class TorchRing(ContextParallel):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Let torch deal out the positions and take over attention; n/a where it has none for the device.
+        """Let torch distribute the positions and replace attention; n/a where it has none for the device.
 
-        Left to choose, torch takes kernels that add in no fixed order. What is raised in its context is taken
-        out of it: torch 2.10 would keep attention for good.
+        By itself torch would take kernels that sum in no fixed order. An error is raised outside of torch's
+        context: inside, torch 2.10 would never restore attention.
         """
         self._dealt = torch.arange(self.shape.length, device=self.ctx.device)
         mesh = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), self.ctx.device.type)
@@ -82,28 +82,28 @@ class TorchRing(ContextParallel):
             self._torch.set_rotate_method(GATHERED)  # which is torch's default
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Tally]:
-        """Backward too is torch's only inside its context."""
+        """Run inside torch's context, which backward needs too."""
         with self._in_context():
             return super().run(dtype, seen)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
-        """As on one device."""
+        """Call attention as on one device."""
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """The positions that torch deals to this rank."""
+        """Compare the positions that torch gave this rank."""
         dealt, right = self._dealt.cpu(), self.places[self.ctx.rank]
         return [parity.equal("balance: positions of this rank", dealt, right)]
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
-        """Queries, keys, values, the output and its norm, and a few numbers beside."""
+        """Queries, keys, values, the output and its log-sum-exp, and the random state."""
         leaves = self.drawn(dtype).each(self.mine).leaves()
         with self._in_context():
             found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
         return [memory.at_most(SAVED, found, self.holds(self.sizes(dtype))[SAVED])]
 
     def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """By the way in which K and V get round."""
+        """The closed form of this rotation."""
         part = self.sizes(dtype)
         return torch_ring(self.rotation, self.ctx.size, part.kv, part.wide_kv)
 
@@ -115,7 +115,7 @@ class TorchRing(ContextParallel):
 
 
 def to_next(round_: Call) -> None:
-    """As torch passes on: an all-to-all of which all parts but one are empty."""
+    """Pass a block on as torch does: by an all-to-all of which all parts but one are empty."""
     dist.all_to_all_single(round_.received, round_.sent, _only(round_, -1), _only(round_, 1))
 
 

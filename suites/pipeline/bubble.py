@@ -1,4 +1,4 @@
-"""The bubble of a pipeline whose stages have a known length, beside formula and simulation."""
+"""The bubble of a pipeline whose stages have a known length, compared with formula and simulation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _UNITS_EACH = 3  # F, I and W of one micro-batch in one stage
 def measure(
     pipeline: Pipeline, schedule: str, busy_s: float, repeats: int
 ) -> tuple[dict[str, float], list[Span], int]:
-    """Measure the bubble with stages of known length, beside the formula and the simulation.
+    """Measure the bubble with stages of known length, and compute it by formula and simulation.
 
-    `stretch` is the longest mean of any rank's forwards, backwards or parts of these, over the time that they
-    are given. With the figures come the schedule that they belong to, this rank's part of it, and the rounds.
+    `stretch` is the largest ratio of the mean length of a rank's operations of one kind to the length that
+    they are given. Returns the figures, this rank's part of the schedule, and the number of rounds.
     """
     shape, recorder = pipeline.shape, pipeline.recorder
     unit_s = busy_s / (_UNITS_EACH * shape.micro_batches * shape.chunks)
@@ -50,8 +50,8 @@ def measure(
 def typical(rounds: Sequence[Sequence[Span]]) -> list[Span]:
     """Make one round of many: every wait and every operation is as long as the median of its repeats.
 
-    A hand-over that is late once counts once, and not in the whole round that it delays: of the rounds of a
-    busy host each has another that is late, and the median of whole rounds is a late one.
+    So a transfer that is late once is an outlier of one wait, and not of the whole round that it delays: on a
+    busy host every round has some late transfer, and even the median of whole rounds is late.
     """
     found: list[Span] = []
     free_s = 0.0
@@ -83,7 +83,7 @@ def _bubble(ranks: list[list[float]]) -> float:
 
 
 def _simulated(schedule: str, shape: Shape, ranks: list[list[float]]) -> float:
-    """Say what the bubble would be if nothing but the operations, as long as they were, took time."""
+    """The bubble if only the operations, as long as they were, took time."""
 
     def duration(rank: int, op: Op) -> float:
         return ranks[rank][2 + _KINDS.index(op.kind)]

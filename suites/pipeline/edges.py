@@ -1,7 +1,7 @@
 """The edges of a pipeline by themselves: an exact payload between real neighbours, compared and timed.
 
-All edges at once are what training does, and there a slow one makes its neighbours slow. So each is also
-timed with the edges beside it at rest: every second edge at a time, one direction at a time.
+Training uses all edges at once, where a slow edge makes its neighbours slow. So each is also timed with the
+neighbouring edges idle: every second edge at a time, one direction at a time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(
 
 
 def _moved(ctx: Context, stride: int, size_bytes: int, seconds: Sequence[float]) -> dict[str, Any]:
-    """A rank between two others sends and receives as two send_recv do; one of two ranks, as one does."""
+    """An inner rank sends and receives like two send_recv; with only two ranks, like one."""
     among = Among(range(ctx.rank % stride, ctx.size, stride), None)
     move = Move("send_recv", size_bytes, among if stride > 1 else None)
     return moved(ctx, [move] * min(len(among.ranks) - 1, 2), seconds)
@@ -82,7 +82,7 @@ def _traffic(dealt: Dealt, expected: Expected) -> list[dict[str, Any]]:
 def _alone(  # noqa: PLR0917 - what is timed, and how long
     ctx: Context, what: str, edges: Edges, count: int, dtype: str, budget_s: float
 ) -> tuple[list[dict[str, Any]], Corruptions]:
-    """Time these edges alone; give those that end on this rank, and what did not arrive as it was sent."""
+    """Time these edges alone; give those that end on this rank, and what arrived wrong."""
     dealt = _over(ctx, edges, count, dtype)
     found = timed(ctx, Pattern([dealt]), f"{what} alone", iterations=timing.FEWEST, budget_s=budget_s)
     rate = count * dealt.form.item_bytes / found.median_s / 1e9
@@ -95,7 +95,7 @@ def _alone(  # noqa: PLR0917 - what is timed, and how long
 
 
 def _over(ctx: Context, edges: Edges, count: int, dtype: str, *, fresh: bool = False) -> Dealt:
-    """So many elements over each edge, all at once, as the steady state of 1F1B does it."""
+    """`count` elements over each edge, all at once, as in the steady state of 1F1B."""
     elements = [[0] * ctx.size for _ in range(ctx.size)]
     for source, target in edges:
         elements[source][target] = count

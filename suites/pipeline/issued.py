@@ -1,7 +1,7 @@
 """What the ranks of a pipeline hold, and issue: over every edge m activations one way, m gradients the other.
 
-The controller computes here what it expects of each rank, and the ranks what they expect of themselves. Each
-is rows x width numbers; sources are in `suites.pipeline.steps`.
+Both the controller and the ranks compute here what they expect. An activation and a gradient are rows x width
+numbers; sources are in `suites.pipeline.steps`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from suites.pipeline.schedules import PLANS, Shape, between_parts, crossings, in
 
 GROUP = "pp"
 HIDDEN = 2  # times the width: features of a layer
-NEIGHBOURS = "gpipe"  # of one stage per rank, whose edges are those between neighbours
+NEIGHBOURS = "gpipe"  # with one stage per rank, so that its edges are those between neighbours
 
 
 def ranks_of(size: int, most: int) -> int:
@@ -24,7 +24,7 @@ def ranks_of(size: int, most: int) -> int:
 
 
 def shape_of(schedule: str, size: int, per_rank: int, most: int) -> Shape:
-    """Take the largest pipeline that divides the world and has at most so many ranks."""
+    """Take the largest pipeline that divides the world and has at most `most` ranks."""
     plan = PLANS[schedule]
     ranks = ranks_of(size, most)
     if ranks < 2 or per_rank < plan.least_per_rank:
@@ -36,19 +36,19 @@ def shape_of(schedule: str, size: int, per_rank: int, most: int) -> Shape:
 
 
 def over_edges(schedule: str, shape: Shape, rank: int, size_bytes: int) -> Calls:
-    """So many bytes of each micro-batch over each edge of a rank, and as many back."""
+    """`size_bytes` of each micro-batch over each edge of a rank, and as many back."""
     count = crossings(PLANS[schedule], shape, rank) * shape.micro_batches
     return dict.fromkeys(("send", "recv"), (count, count * size_bytes))
 
 
 def between(size: int, most: int, rank: int, size_bytes: int) -> Calls:
-    """So many bytes to each neighbour, once, and as many back."""
+    """`size_bytes` to each neighbour, once, and as many back."""
     ranks = ranks_of(size, most)
     return over_edges(NEIGHBOURS, Shape(ranks, 1), rank // (size // ranks), size_bytes)
 
 
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Lines]:
-    """Give what each rank of a planned case issues, of nodes that have so many ranks each."""
+    """Give what each rank of a planned case issues, from the ranks per node."""
     name, size, most = step.partition(".")[2], sum(per_node), asked["most"]
     if name == "edges":
         item = STUDIED_BYTES[asked["dtype"]]
@@ -66,23 +66,23 @@ def _items(asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _places(name: str, asked: Mapping[str, Any], size: int) -> list[tuple[Shape, int]]:
-    """Of each rank its pipeline, and its place: of n pipelines r // n in pipeline r % n."""
+    """Each rank's pipeline and its place there: of n pipelines, rank r has place r // n in pipeline r % n."""
     shape = shape_of(name, size, asked["per_rank"], asked["most"])
     return [(shape, rank // (size // shape.ranks)) for rank in range(size)]
 
 
 def holds(schedule: str, shape: Shape, rank: int, *, width: int, rows: int, item: int) -> dict[str, int]:
-    """What a rank holds of its share: its stages' 3 d h weights, and what is in flight; and the most it has.
+    """What a rank holds: its stages' 3 d h weights each, and what is in flight; and its peak.
 
-    A layer of width d and hidden h keeps of a micro-batch d + 4h per row. That is its input (of the first
-    stage the batch, which is there anyway), gate, silu(gate), up and the product of the last two: SwiGLU's
+    A layer of width d and hidden h saves d + 4h numbers per row of a micro-batch: its input (of the first
+    stage the batch, which exists anyway), gate, silu(gate), up and the product of the last two. SwiGLU's
     derivative needs each of them.
 
-    At most there are all stages and the batch, which every rank makes, and of its own stages what a schedule
-    keeps. That is a gradient for each weight; for each micro-batch a place for what comes to a stage, forth
-    and back, and what the recorder keeps of it; the last stage's outputs, and gradients until they are sent;
-    and of what is in flight all that is saved, and the output. A layer's backward has 11 rows. Between
-    the two parts of one there are as well the gradients of gate, up and output.
+    The peak has all stages and the batch, which every rank makes, and what a schedule keeps for the rank's
+    stages. That is a gradient for each weight; for each micro-batch the receive buffers of a stage, forth and
+    back, and the recorder's copies; the last stage's outputs, and gradients until they are sent; and for
+    micro-batches in flight all that is saved, and the output. A layer's backward has 11 rows. Between its two
+    parts there are also the gradients of gate, up and output.
     """
     plan, count = PLANS[schedule], shape.micro_batches
     order, stages, flying = plan.order(shape, rank), plan.stages_of(shape, rank), plan.held(shape, rank)
@@ -101,7 +101,7 @@ def holds(schedule: str, shape: Shape, rank: int, *, width: int, rows: int, item
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Held]:
-    """Give what each rank of a planned case holds, of nodes that have so many ranks each."""
+    """Give what each rank of a planned case holds, from the ranks per node."""
     name, given = step.partition(".")[2], {key: asked[key] for key in ("width", "rows")}
     return [
         {("", dtype): holds(name, shape, place, **given, item=item) for dtype, item in _items(asked).items()}

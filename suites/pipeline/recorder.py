@@ -1,4 +1,4 @@
-"""What the stages of a rank did when, what they received, and what they held meanwhile."""
+"""Records what the stages of a rank did and when, what they received, and what they held."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Receipts = dict[tuple[str, int, int], torch.Tensor]  # (kind, stage, micro-batch
 
 
 class Held:
-    """How many (stage, micro-batch) have activations that autograd still holds, and how many bytes they are.
+    """How many (stage, micro-batch) pairs have activations that autograd still holds, and their bytes.
 
-    A tensor that autograd saves is replaced by a holder, and the holders of one forward share a token; when
-    autograd drops the last of them, the token goes, and with it the count. `known` tensors (parameters, the
-    batch) are there anyway and count for nothing.
+    A tensor that autograd saves is replaced by a holder, and the holders of one forward share a token. When
+    autograd drops the last of them, the token is freed and no longer counted. `known` tensors (parameters,
+    the batch) exist anyway and do not count.
     """
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ class Held:
             if storage.data_ptr() not in storages:
                 storages.add(storage.data_ptr())
                 self._grow(token, storage.nbytes())
-            return token, tensor.detach()  # an output that held itself would never go
+            return token, tensor.detach()  # an output that held itself would never be freed
 
         with saved_tensors_hooks(pack, lambda kept: kept[1] if isinstance(kept, tuple) else kept):
             yield
@@ -63,7 +63,7 @@ class Held:
 
 
 def in_this_thread() -> AbstractContextManager[None]:
-    """Let backward go on in the calling thread, on a GPU too: what it drops is gone when it returns."""
+    """Let backward run in the calling thread, on a GPU too: what it drops is freed when it returns."""
     made: AbstractContextManager[None] = torch.autograd.set_multithreading_enabled(False)
     return made
 
@@ -76,16 +76,16 @@ class _Token:
 
 
 class Recorder:
-    """What the stages of this rank did. With `pace` each operation takes the seconds that its kind is given.
+    """What the stages of this rank did. Inside `paced` each operation takes the seconds given for its kind.
 
     A paced rank has a clock of work, which stands still only while the rank waits for a peer:
 
         begin of an operation = end of the one before + what was waited since
         end of an operation   = its begin + its seconds
 
-    What a busy host adds between two operations is taken from the next one's calibrated part and not added
-    to the schedule's bubble, as on a GPU, whose queue of kernels hides it. An operation that takes longer
-    than its seconds ends when it ends.
+    What a busy host adds between two operations shortens the next one's calibrated part and is not added to
+    the schedule's bubble, as on a GPU, whose queue of kernels hides it. An operation that takes longer than
+    its seconds is recorded as it was.
     """
 
     def __init__(self, ctx: Context, held: Held) -> None:
@@ -115,7 +115,7 @@ class Recorder:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Know that what happens inside is to wait for a peer."""
+        """Count the time inside as waiting for a peer."""
         began_s = time.perf_counter()
         yield
         self._waited_s += time.perf_counter() - began_s
@@ -124,7 +124,7 @@ class Recorder:
     def doing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
         """Record one operation; its input has arrived before its clock starts."""
         with self.waiting():
-            settle(self.ctx.device)  # a GPU's stream waits there for what it receives
+            settle(self.ctx.device)  # until the GPU has received its input
         begin_s = self._free_s + self._waited_s if self._work else time.perf_counter()
         yield
         settle(self.ctx.device)
@@ -137,11 +137,11 @@ class Recorder:
         self.ctx.progress.done(len(self.spans))
 
     def expect(self, kind: str, stage: int, micro_batch: int, buffers: Sequence[torch.Tensor]) -> None:
-        """Know where something will come in."""
+        """Note the buffers that something will arrive in."""
         self._expected[kind, stage, micro_batch] = list(buffers)
 
     def receive(self, kind: str, stage: int, micro_batch: int) -> None:
-        """Keep what has come in, before anybody uses it."""
+        """Copy what has arrived, before it is used."""
         key = kind, stage, micro_batch
         for buffer in self._expected.pop(key, ()):
             self.received[key] = buffer.detach().clone()

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of a pipeline: each rank does its order, an operation as soon as it can.
+"""A discrete-event simulation of a pipeline: each rank does its order, each operation as soon as it can.
 
 F(s, i) needs F(s - 1, i); B and I of (s, i) need the same of s + 1, at the last stage F(s, i); W(s, i)
 needs I(s, i). What comes from another rank arrives `hop_s` later. The bubble is over ideal time:
@@ -32,7 +32,7 @@ def equal_units(rank: int, op: Op) -> float:
 def simulate(
     schedule: str, shape: Shape, duration: Duration = equal_units, hop_s: float = 0.0
 ) -> list[list[Span]]:
-    """Spans of every rank; an order that waits for itself is refused with what each rank waits for."""
+    """Spans of every rank; orders that deadlock are refused, with what each rank waits for."""
     plan = PLANS[schedule]
     return run(plan, shape, [plan.order(shape, rank) for rank in range(shape.ranks)], duration, hop_s)
 
@@ -40,7 +40,7 @@ def simulate(
 def run(
     plan: Plan, shape: Shape, orders: list[list[Op]], duration: Duration, hop_s: float
 ) -> list[list[Span]]:
-    """Simulate any orders that lie on the ranks as the plan says."""
+    """Simulate any orders whose stages are on the ranks as in the plan."""
     spans: list[list[Span]] = [[] for _ in orders]
     ends: dict[tuple[str, int, int], float] = {}
     moving = True
@@ -67,7 +67,7 @@ def bubble(spans: list[list[Span]]) -> float:
 
 
 def _key(op: Op) -> tuple[str, int, int]:
-    """A stage after this one cares that a backward reached its input, not in how many pieces it came."""
+    """The next stage needs a backward's input part, whole or split."""
     return (INPUT if op.kind == BACKWARD else op.kind), op.stage, op.micro_batch
 
 

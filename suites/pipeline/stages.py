@@ -1,4 +1,4 @@
-"""A pipeline on torch's own schedules: its stages say what they did when, and can be given a known length."""
+"""A pipeline on torch's own schedules: its stages are recorded, and can be given a known length."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def make(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
-        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it; at size there."""
+        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it; at size on the device."""
         if ctx.at_size:
             return cls._large(ctx, shape, width, rows, dtype)
         with seeded(ctx.seed):
@@ -72,15 +72,15 @@ class RecordedStage(pipelining.PipelineStage):
     recorder: Recorder
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say into which buffers the activations of a micro-batch come."""
+        """Note the buffers that the activations of a micro-batch arrive in."""
         return self._expects(ACTIVATION, fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say into which buffers the gradients of a micro-batch come."""
+        """Note the buffers that the gradients of a micro-batch arrive in."""
         return self._expects(GRADIENT, bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Meet neighbours first with NCCL alone, whose communicators need it.
+        """Contact neighbours first only with NCCL, whose communicators need it.
 
         A V schedule of torch 2.10 sends to its own rank there, which gloo cannot.
         """
@@ -162,7 +162,7 @@ class Pipeline:
 
 
 def meta(shape: tuple[int, ...], dtype: torch.dtype, has_gradient: bool = True) -> torch.Tensor:
-    """Make what tells torch the form of a micro-batch; to find it out, torch needs numpy and a forward."""
+    """Give torch the shape of a micro-batch; to find it out, torch would need numpy and a forward."""
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=has_gradient)
 
 
@@ -186,7 +186,7 @@ def stepped(
 
 @contextmanager
 def waits_seen(recorder: Recorder) -> Iterator[None]:
-    """Let the recorder see for how long torch's schedules wait for peers, which torch says to nobody."""
+    """Let the recorder time torch's schedules while they wait for peers, which torch does not report."""
     original = schedules._wait_batch_p2p
 
     def wait(work: list[dist.Work]) -> None:
@@ -210,5 +210,5 @@ def gradients(modules: dict[int, Layer]) -> dict[str, torch.Tensor]:
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its gradient; one that is missing is as wrong as one can be: not a number."""
+    """A tensor's gradient; NaN, always wrong, if it is missing."""
     return torch.full_like(tensor, torch.nan) if tensor.grad is None else tensor.grad

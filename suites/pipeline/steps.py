@@ -6,10 +6,10 @@ other, rows x width elements each: rank r sends as many tensors as it receives,
 
     m x (edges of its stages to other ranks)        (an inner rank: 2m with v = 1, 4m looped, 4m in a V)
 
-A schedule (`suites.pipeline.schedules` has the papers) says who does what when. Every step returns
-what came of one training step beside the unsharded model, how long the ranks waited for each other (the
-bubble: makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" that this
-bubble belongs to: [kind, stage, micro-batch, begin, end] of everything that this rank did.
+A schedule (`suites.pipeline.schedules` has the papers) says which rank does what and when. Every step returns
+one training step compared with the unsharded model, how long the ranks waited for each other (the bubble:
+makespan over busy time, minus 1) with stages of a calibrated length, and the "schedule" of that bubble:
+[kind, stage, micro-batch, begin, end] of every operation of this rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def one_f_one_b(ctx: Context, **size: int) -> dict[str, Any]:
 
 @step
 def interleaved(ctx: Context, **size: int) -> dict[str, Any]:
-    """v stages per rank, around and around. In flight: (v - 1)p + 2(p - 1 - r) + 1. Bubble: (p - 1)/(v m).
+    """v stages per rank, round-robin. In flight: (v - 1)p + 2(p - 1 - r) + 1. Bubble: (p - 1)/(v m).
 
     Narayanan et al., arXiv:2104.04473, section 2.2.
     """
@@ -50,7 +50,7 @@ def interleaved(ctx: Context, **size: int) -> dict[str, Any]:
 
 @step
 def zero_bubble(ctx: Context, **size: int) -> dict[str, Any]:
-    """Interleaved, the weights' gradients put off. In flight: v p. Bubble, with F = I = W: (p - 1)/(3 v m).
+    """Interleaved, the weights' gradients delayed. In flight: v p. Bubble, with F = I = W: (p - 1)/(3 v m).
 
     Qi et al., arXiv:2401.10241.
     """

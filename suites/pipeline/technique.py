@@ -1,7 +1,7 @@
-"""A schedule beside the unsharded model: its order, losses and gradients, and what came over each edge.
+"""A schedule compared with the unsharded model: order, losses, gradients, and what arrived over each edge.
 
-What came over the edges is compared itself: a low bit that flips on its way may be rounded away in every
-gradient behind it.
+What arrives over the edges is compared itself: a low bit that flips on the way may be rounded away in every
+later gradient.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Scheduled(Technique[Pipeline]):
         return Problem.make(self.ctx, self.shape, self.width, self.rows, dtype)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Pipeline]:
-        """Count the second step: in the first the stages make their buffers, and agree on how."""
+        """Count the second step: in the first the stages agree on their buffers and make them."""
         group, problem = self.among.group, self.problem(dtype)
         pipeline = Pipeline(self.ctx, group, self.schedule, self.shape, problem)
         pipeline.step()
@@ -103,9 +103,9 @@ class Scheduled(Technique[Pipeline]):
         return self.alone(dtype, 1 if dtype is EXACT else self.shape.micro_batches)
 
     def alone(self, dtype: torch.dtype, pieces: int) -> Named:
-        """Train the unsharded model on the batch in so many pieces, one after another.
+        """Train the unsharded model on the batch in `pieces`, one after another.
 
-        Between two stages goes the gradient of a micro-batch's own mean: that of a piece of n of them is 1/n.
+        Stages send the gradient of the mean of one micro-batch; in a piece of n micro-batches it is 1/n.
         """
         problem, each = self.problem(dtype), self.shape.micro_batches // pieces
         losses: list[torch.Tensor] = []
@@ -132,9 +132,9 @@ class Scheduled(Technique[Pipeline]):
         return {name: whole[name] for name in (*last, *kept.gradients(), *self.inward)}
 
     def beside(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
-        """Hold order to the paper's, and every bit to the same micro-batches on this rank alone.
+        """Compare the order with the paper's, and every bit with the same micro-batches on this rank alone.
 
-        ROCm's matrix products do not promise the same bits, nor do those of any device that are large.
+        ROCm's matrix products do not promise the same bits, nor do large ones on any device.
         """
         done = [span.op for span in run.kept.recorder.spans]
         order = differing(done, self.plan.order(self.shape, self.ctx.rank))
@@ -150,7 +150,7 @@ class Scheduled(Technique[Pipeline]):
         return [Form(over_edges(self.schedule, self.shape, self.ctx.rank, size_bytes), GROUP)]
 
     def memory(self, dtype: torch.dtype, run: Run[Pipeline]) -> Entries:
-        """Stand what this rank held beside its share."""
+        """Compare what this rank held with its share."""
         modules, held = run.kept.modules.values(), run.kept.recorder.held
         found = {
             "params": sum(memory.parameter_bytes(module) for module in modules),
@@ -166,7 +166,7 @@ class Scheduled(Technique[Pipeline]):
         return holds(self.schedule, self.shape, self.ctx.rank, **sizes)
 
     def ordered(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Number what a step answers of results."""
+        """Number the results in a step's answer."""
         return {**told, **{part: self.in_order(told[part]) for part in ("parity", "repeat")}}
 
     def peak(self, dtype: torch.dtype) -> int | str:
@@ -174,7 +174,7 @@ class Scheduled(Technique[Pipeline]):
         return self.holds(dtype)[PEAK]
 
     def in_order(self, entries: Entries) -> Entries:
-        """Number what comes over the edges: of wrong ones the first made the others wrong."""
+        """Number what arrives over the edges in order: of wrong ones, the first made the others wrong."""
         found = []
         for entry in entries:
             kind, stage = self.edges.get(entry["what"].partition(" (")[0], ("", 0))
@@ -225,14 +225,14 @@ def run(
 
 @contextmanager
 def pipeline_of(ctx: Context, ranks: int) -> Iterator[Among]:
-    """Cut the world into pipelines of so many ranks, stages outermost, so that neighbours are far apart.
+    """Cut the world into pipelines of `ranks`, stages outermost, so that neighbours are far apart.
 
     Rank r is stage r // n of pipeline r % n, where there are n pipelines.
     """
     pipelines = ctx.size // ranks
     members = [range(first, ctx.size, pipelines) for first in range(pipelines)]
     group: Any = divided_into(members) if pipelines > 1 else dist.group.WORLD
-    # A backend's first call in a group must be one that all of its ranks make: the edges are none.
+    # A backend's first call in a group must be one that all of its ranks make, unlike those of the edges.
     dist.all_reduce(torch.zeros(1, device=ctx.device), group=group)
     with lasting([group]):
         yield Among.of(group)
@@ -241,9 +241,9 @@ def pipeline_of(ctx: Context, ranks: int) -> Iterator[Among]:
 def _fit(ctx: Context, shape: Shape, width: int, rows: int) -> None:
     """Refuse a model that does not fit.
 
-    A weight takes 20 bytes: of the unsharded run in fp32 its own and a copy of its gradient beside that, 6 of
-    the one in bf16, and 2 of this rank's. A row is there twice a stage in fp32 and twice in bf16: what comes
-    forth and back. Both unsharded runs take 6 operations per row and weight.
+    A weight takes 20 bytes: 12 in the unsharded run in fp32 (itself, its gradient and a copy of that), 6 in
+    the one in bf16, and 2 on this rank. Each stage has a row twice in fp32 and twice in bf16: its activation
+    and its gradient. Both unsharded runs take 6 operations per row and weight.
     """
     weights, all_rows = 3 * HIDDEN * width**2 * shape.stages, shape.micro_batches * rows
     fit(ctx, 20 * weights + 12 * all_rows * width * shape.stages, 12 * all_rows * weights)

@@ -12,9 +12,9 @@ from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
 from suites.pipeline.issued import bytes_held, issued
 from thresholds.hardware import Model
 
-# Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages make a rank busy
-# for so long that what it takes to hand over an activation weighs little beside it. Larger worlds
-# train several pipelines at once.
+# Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages keep a rank busy
+# for so long that the time to send an activation matters little. Larger worlds train several pipelines at
+# once.
 SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 7, "most": 16}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
@@ -28,7 +28,7 @@ EDGES: dict[str, Any] = {
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 
 
-# Of a rank with one stage, of one with two, and of one whose second stage is the last or whose first is.
+# A rank with one stage, one with two, and one whose second stage is the last or whose first is the first.
 ONE, TWO, ENDS = (
     held(parity=18, repeat=8, traffic=4, memory=8, peaks=2, delivered=4),
     held(parity=38, repeat=18, traffic=4, memory=8, peaks=2, delivered=4),

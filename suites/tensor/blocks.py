@@ -1,6 +1,6 @@
 """A Llama block on ranks that each have some heads and some of the hidden features.
 
-Ranks meet at two places: where attention and MLP read the activations, and where each rank adds its summand.
+Ranks communicate at two places: where attention and MLP read activations, and where summands are added up.
 With tensor parallelism alone the activations between are whole on every rank; with sequence parallelism each
 rank has its part of the sequence. The mathematics in between is the reference's (`study.models`).
 """
@@ -27,16 +27,16 @@ SEQUENCE = 1  # the dimension of (batch, length, width) that sequence parallelis
 
 
 class Meeting(Protocol):
-    """How the ranks of a block meet."""
+    """How the ranks of a block communicate."""
 
     def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Apply column-parallel layers to the same activations."""
 
     def add(self, summand: Tensor) -> Tensor:
-        """Give the sum of what the ranks found, in the layout that `read` takes."""
+        """Give the sum of the ranks' results, in the layout that `read` takes."""
 
     def alone(self, weight: Tensor) -> Tensor:
-        """Prepare a weight that is whole on every rank and used between the meetings."""
+        """Prepare a weight that is whole on every rank and used between `add` and `read`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Whole:
         return reduce_from(summand, self.group)
 
     def alone(self, weight: Tensor) -> Tensor:
-        """Nothing: every rank sees the same activations and finds the whole gradient."""
+        """Nothing: every rank has the same activations and computes the whole gradient."""
         return weight
 
 
@@ -102,7 +102,7 @@ class KvHeads:
 
 
 def sharing(heads: int, kv_heads: int, ranks: int) -> int:
-    """How many ranks have the same key-value head; heads that cannot be dealt out evenly are refused."""
+    """How many ranks have the same key-value head; heads that do not divide are refused."""
     faults = []
     if heads % ranks:
         faults.append(f"{heads} query heads do not divide among {ranks} ranks")
@@ -116,7 +116,7 @@ def sharing(heads: int, kv_heads: int, ranks: int) -> int:
 
 
 def kv_heads(ranks: int, replicate: bool) -> int:
-    """As many key-value heads as ranks, or as few as make the fewest ranks share one."""
+    """As many key-value heads as ranks; or, replicated, such that the fewest ranks share one."""
     if not replicate:
         return ranks
     return ranks // next(p for p in range(2, ranks + 1) if ranks % p == 0)
@@ -124,7 +124,7 @@ def kv_heads(ranks: int, replicate: bool) -> int:
 
 @contextmanager
 def shared_kv(group: Group, heads: int, kv: int, channels: int) -> Iterator[KvHeads]:
-    """Say what key-value heads this rank has, with a process group of those that share them."""
+    """Give this rank's key-value heads, with a process group of the ranks that share them."""
     shared = sharing(heads, kv, group.size)
     if shared == 1:
         yield KvHeads(channels)

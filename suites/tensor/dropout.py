@@ -1,8 +1,8 @@
-"""Dropout under tensor parallelism: which ranks draw alike, and which must not.
+"""Dropout under tensor parallelism: which ranks draw the same mask, and which must not.
 
-Between column and row a rank has its own part of the hidden features, so every rank draws its own mask there;
-behind the sum all ranks have the same activations and draw the same mask, or they would go on from different
-ones. So there are two seeds, one with the rank and one without, as in Megatron-Core's CudaRNGStatesTracker
+Between column and row a rank has its own part of the hidden features, so every rank draws its own mask there.
+After the sum all ranks have the same activations and must draw the same mask, so that they stay the same. So
+there are two seeds, one with the rank and one without, as in Megatron-Core's CudaRNGStatesTracker
 (`model_parallel_cuda_manual_seed`, whose 2718 it is; Shoeybi et al., "Megatron-LM", 2019, appendix B.2).
 """
 
@@ -42,7 +42,7 @@ class DroppingMlp(Mlp):
 
 
 def seed_of(seed: int, rank: int) -> int:
-    """That of a rank's own part."""
+    """The seed of a rank's own mask."""
     return seed + _APART + rank
 
 

@@ -28,7 +28,7 @@ Plan = Mapping[str, Any]
 
 
 def block_plan() -> Plan:
-    """Column and row; q, k, v, gate and up each gather their own gradient of the activations they share."""
+    """Column and row; q, k, v, gate and up each all-reduce their own gradient of their shared input."""
     column = {name: ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v")}
     column |= {name: ColwiseParallel() for name in ("mlp.gate", "mlp.up")}
     return column | {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
@@ -69,5 +69,5 @@ class Planned(Layer):
         return dict(model.named_parameters()), lambda x: full(model(x))
 
     def around(self) -> AbstractContextManager[Any]:
-        """What makes a loss parallel."""
+        """The context that makes the loss parallel."""
         return loss_parallel() if self.parallel_loss else nullcontext()

@@ -1,7 +1,7 @@
-"""What each step of tensor and sequence parallelism issues and holds, of its parameters and n ranks.
+"""What each step of tensor and sequence parallelism issues and holds, from its parameters and n ranks.
 
-The controller computes here what it expects of the ranks, and the ranks what they expect of themselves.
-Sources are in `suites.tensor.steps`; X is one activation.
+Both the controller and the ranks compute here what they expect. Sources are in `suites.tensor.steps`; X is
+one activation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
 from fixtures.wire.held import PEAK, Bytes, Held
 
 GROUP = "tp"
-STATISTIC = 4  # bytes, of softmax: in fp32 where logits are bf16, and no less
+STATISTIC = 4  # bytes of a number of softmax: at least fp32, also where logits are bf16
 
 
 def multiple(number: int, ranks: int) -> int:
@@ -22,7 +22,7 @@ def multiple(number: int, ranks: int) -> int:
 
 
 def enough(batch: int, length: int, ranks: int) -> int:
-    """The length of sequences whose tokens are as many as all borders of the vocabulary's parts need."""
+    """The length of sequences that have a token for every border of the vocabulary's parts."""
     return max(length, -(-2 * ranks // batch))
 
 
@@ -68,7 +68,7 @@ def loss_parallel(ranks: int, item: int, *, batch: int, length: int, width: int,
 def of_block(
     counts: Mapping[str, int], ranks: int, item: int, *, batch: int, length: int, channels: int, heads: int
 ) -> Calls:
-    """X so many times in each kind."""
+    """`counts` times X in each kind of collective."""
     x = batch * length * ranks * heads * channels * item
     return {kind: (count, count * x) for kind, count in counts.items()}
 
@@ -119,7 +119,7 @@ _STEPS: dict[str, Callable[..., Calls]] = {
 
 
 def _given(step: str, asked: Mapping[str, Any]) -> tuple[str, dict[str, Any], Mapping[str, int]]:
-    """Name and sizes of a step that is asked for, and bytes of a number in each of its dtypes."""
+    """Name and sizes of a requested step, and bytes of a number in each of its dtypes."""
     sizes = {name: value for name, value in asked.items() if name != "at_size"}
     return step.partition(".")[2], sizes, {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
 
@@ -130,7 +130,7 @@ def issued(
     per_node: Sequence[int],
     on_gpu: bool,
 ) -> Lines:
-    """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
+    """Give what every rank of a planned case issues, from the ranks per node."""
     name, sizes, items = _given(step, asked)
     calls = _STEPS[name]
     return {(GROUP, dtype): calls(sum(per_node), item, **sizes) for dtype, item in items.items()}
@@ -150,7 +150,7 @@ def attention_elements(ranks: int, *, channels: int, heads: int, **_: Any) -> in
 
 
 def block_elements(ranks: int, *, channels: int, heads: int, hidden: int, **_: Any) -> int:  # noqa: ANN401 - JSON's
-    """As well two norms, and `hidden` features."""
+    """Weights of attention, two norms, and `hidden` features."""
     width = ranks * heads * channels
     return 2 * width + attention_elements(ranks, channels=channels, heads=heads) + 3 * width * hidden
 
@@ -172,30 +172,30 @@ def mlp_saved(whole: int, x: int, ranks: int) -> int:
 
 
 def sequence_saved(whole: int, length: int, channels: int, ranks: int, item: int) -> int:
-    """1/n, but for the causal mask and the rotary tables, which every rank needs whole."""
+    """1/n, except the causal mask and the rotary tables, which every rank needs whole."""
     fixed = length * length + 2 * length * channels * item
     return fixed + (whole - fixed) // ranks
 
 
 def mlp_most(whole: int, x: int, ranks: int, item: int) -> int:
-    """1/n of what the whole layer has at most, beside x elements of X.
+    """1/n of the whole layer's peak, and x elements of X several times.
 
-    They are x, dX in three summands and reduced; and, wide, what the loss is computed of, twice.
+    These are x, dX in three summands and reduced; and, wide, what the loss is computed from, twice.
     """
     return whole // ranks + x * (2 * item + 5 * max(item, STATISTIC))
 
 
 def sequence_most(whole: int, x: int, length: int, ranks: int, item: int) -> int:
-    """1/n as well, beside gathered x, dX as three summands and a sum, and the mask."""
+    """1/n of the whole layer's peak, and gathered x, dX as three summands and a sum, and the mask."""
     return whole // ranks + 5 * x * item + length * length
 
 
 def _activations(name: str, ranks: int, item: int, sizes: Mapping[str, Any]) -> tuple[int, int]:
-    """What a rank saves and has at most; 0 where that is not judged.
+    """What a rank saves, and its peak; 0 where that is not judged.
 
-    Of a row the layer saves its input, gate, silu(gate), up and the product of the last two, and what drops
-    its masks of hidden features and outputs. At most it has 2 of each weight, what is saved, and 9 rows; or
-    a quarter more, where torch does it otherwise, in what follows too.
+    Per row the layer saves its input, gate, silu(gate), up and the product of the last two; with dropout also
+    the masks of hidden features and outputs. The peak has 2 of each weight, what is saved, and 9 rows; and a
+    quarter more, here and below, as torch may do it otherwise.
     """
     if name not in ("mlp", "mlp_dropout", "async_tp"):
         return _of_sequence(ranks, item, **sizes) if name == "sequence" else (0, 0)
@@ -213,9 +213,11 @@ def _activations(name: str, ranks: int, item: int, sizes: Mapping[str, Any]) -> 
 def _of_sequence(
     ranks: int, item: int, *, batch: int, length: int, channels: int, heads: int, hidden: int
 ) -> tuple[int, int]:
-    """Of a row the block saves in each norm 3 and a number, queries, keys, values and output of every head,
-    and what an MLP does; all scores; a mask, and two tables. At most 2 of each weight, the scores again, and
-    10 rows.
+    """The same for `sequence`.
+
+    Per row the block saves 3 rows and a number in each norm; queries, keys, values and output of every head;
+    what an MLP saves; also all scores, a mask and two tables. The peak adds 2 of each weight, the scores
+    again, and 10 rows.
     """
     length = multiple(length, ranks)
     tokens, width = batch * length, ranks * heads * channels
@@ -229,10 +231,10 @@ def _of_sequence(
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
-    """Give what every rank of a planned case holds, of nodes that have so many ranks each.
+    """Give what every rank of a planned case holds, from the ranks per node.
 
-    What is saved for backward is torch's business: ranks measure it of the whole layer, and it is within a
-    factor of what it should be here.
+    What is saved for backward is up to torch: ranks measure it on the whole layer, and it must be within a
+    factor of the closed form here.
     """
     name, sizes, items = _given(step, asked)
     ranks, found = sum(per_node), dict[tuple[str, str], dict[str, Bytes]]()

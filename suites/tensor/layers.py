@@ -29,7 +29,7 @@ def columns(group: Group) -> Callable[[Tensor], Tensor]:
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor, group: Group, gather: bool) -> Tensor:
-    """Y_r = X A_r + b_r, A split by output: backward all_reduce of dX; `gather` puts the Y_r in a row."""
+    """Y_r = X A_r + b_r, A split by output: backward all_reduce of dX; `gather` joins the Y_r."""
     part = functional.linear(copy_to(x, group), weight, bias)
     return gather_from(part, -1, group) if gather else part
 

@@ -81,7 +81,7 @@ def block(ctx: Context, batch: int, length: int, *, channels: int, heads: int, h
 
 
 def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
-    """Make a model, the same on every rank: at the size of training of numbers that bf16 holds, as such."""
+    """Make a model, the same on every rank; at the size of training its weights are bf16."""
     if ctx.at_size:
         return at_size.made(build, ctx.seed, ctx.device, TRAINED)
     with seeded(ctx.seed):
@@ -89,7 +89,7 @@ def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) -> tuple[Vocabulary, Tensor]:
-    """The model, which knows its targets, and its tokens: as many as all borders need, at least."""
+    """The model with its targets, and its tokens: at least as many as there are borders."""
     long = enough(batch, length, ctx.size)
     numbers, targets = (tokens(ctx.seed + more, batch, long, words) for more in (1, 2))
     borders = _borders(words, ctx.size)
@@ -107,10 +107,10 @@ def _borders(words: int, ranks: int) -> Tensor:
 
 
 def fits(ctx: Context, tokens: int, elements: int, width: int, scores: int = 0) -> None:
-    """Refuse a whole layer of so many weights, activations of `width` numbers a token, and scores.
+    """Refuse a whole layer that does not fit: `elements` weights, `width` numbers per token, and scores.
 
-    A weight takes 20 bytes: its own 2, with a gradient 8 of a run in fp32 and 4 of one in bf16, and 6 of the
-    gradients that are compared. Scores are there five times over in fp32, backward. Both runs of the whole
-    layer take 6 operations per weight and token, and 12 per score and channel, at most 128 of them.
+    A weight takes 20 bytes: 2 itself, 8 with its gradient in a run in fp32, 4 in one in bf16, and 6 for the
+    gradients that are compared. Backward has the scores five times in fp32. Both runs of the whole layer take
+    6 operations per weight and token, and 12 per score and channel, at most 128 of them.
     """
     fit(ctx, 20 * elements + 4 * tokens * width + 20 * scores, 18 * elements * tokens + 3072 * scores)

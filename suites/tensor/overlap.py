@@ -1,10 +1,10 @@
-"""Tensor parallel layers whose communication runs underneath their matrix products.
+"""Tensor parallel layers whose communication overlaps with their matrix products.
 
 torch's fused operations cut a product into one piece per rank, so that the next piece arrives while this one
 is computed: all_gather and product forward, product and reduce_scatter on the way back (torch.distributed.
 _symmetric_memory; Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large
 Deep Learning Models", 2023). GPUs read each other's memory for it; on CPUs torch's own unfused version of the
-same operations runs, which overlaps nothing and moves the same.
+same operations runs, which overlaps nothing and sends the same.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _MODULE = "torch.distributed._symmetric_memory"
 _GATHER, _SCATTER = "_fused_all_gather_matmul", "_fused_matmul_reduce_scatter"
 _NEEDED = ("enable_symm_mem_for_group", *(f"{name}_fallback" for name in (_GATHER, _SCATTER)))
 _SCALES = {"cpu": (256, 256, 512), "cuda": (8192, 4096, 14336)}  # tokens, width and hidden features in all
-_COLUMNS = 64  # of the matrix that an exact payload is laid out as
+_COLUMNS = 64  # of the matrix into which an exact payload is shaped
 
 
 @dataclass(frozen=True)
 class Fused:
-    """The two operations in a group, of which `name` is torch's name."""
+    """The two operations in a group; `name` is torch's name of the group."""
 
     symmetric: Any
     group: Group
     name: str
 
     def gather(self, x: Tensor, factors: list[Tensor], dim: int = SEQUENCE) -> tuple[Tensor, list[Tensor]]:
-        """The parts of x in a row along `dim`, and their products with the factors."""
+        """The parts of x joined along `dim`, and their products with the factors."""
         call = self._call(_GATHER, x)
         whole, products = call(x.contiguous(), factors, dim, self.name, return_A=True)
         return whole, products
@@ -84,7 +84,7 @@ def fused(ctx: Context, group: Group) -> Iterator[Fused]:
 
 
 def _refuse_far_memory(ctx: Context) -> None:
-    """Memory is mapped between GPUs that can reach each other's; all ranks come to the same answer."""
+    """Raise Unsupported where GPUs cannot map each other's memory; all ranks decide the same."""
     if len(set(ctx.hosts)) > 1:
         raise Unsupported("fused operations read the memory of GPUs in the same node; this world has several")
     own = ctx.local_ranks[ctx.rank]
@@ -99,7 +99,7 @@ _made = [0]
 
 
 def _group_of_its_own(ctx: Context) -> Any:  # noqa: ANN401 - a process group
-    """A group whose name no world of these ranks has had.
+    """Make a group with a name that no earlier world of these ranks has used.
 
     torch numbers groups from 0 again in every world, and keeps what it mapped under a group's name for ever.
     """
@@ -157,7 +157,7 @@ def mlp(ops: Fused, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor
 
 @dataclass(kw_only=True)
 class FusedMlp(Functional):
-    """An MLP on a split sequence with fused operations, held beside the one without."""
+    """An MLP on a split sequence with fused operations, compared with the one without."""
 
     ops: Fused
 
@@ -170,11 +170,11 @@ class FusedMlp(Functional):
         return [parity.entry(f"{what}, unfused", run.results[what], right[what]) for what in right]
 
     def exchange(self, ctx: Context, kind: str) -> Collective:
-        """Send it through the fused operations."""
+        """Make one through the fused operations."""
         return Move(kind, SIZE_BYTES[ctx.device.type], call=self._moved).exchange(ctx, "fp64")
 
     def _moved(self, call: Call) -> None:
-        """Gather beside a product, or sum behind one: with the identity, which changes no number."""
+        """Gather with a product, or reduce after one: with the identity matrix, which changes no number."""
         columns = math.gcd(call.sent.numel(), call.received.numel(), _COLUMNS)
         matrix, received = call.sent.view(-1, columns), call.received.view(-1, columns)
         one = torch.eye(columns, dtype=matrix.dtype, device=matrix.device)
@@ -184,12 +184,12 @@ class FusedMlp(Functional):
             received.copy_(self.ops.scatter(matrix, one, 0))
 
     def figures(self, ctx: Context) -> Mapping[str, float]:
-        """How much is hidden."""
+        """Measure how much is hidden."""
         return {"overlap": overlap(ctx, self.ops)}
 
 
 def overlap(ctx: Context, ops: Fused) -> float:
-    """How much of what is moved hides behind the products of a forward pass."""
+    """How much of the communication hides behind the products of a forward pass."""
     tokens, width, hidden = _SCALES[ctx.device.type]
     dtype = torch.float32 if ctx.device.type == "cpu" else torch.bfloat16
     mine, part = tokens // ctx.size or 1, hidden // ctx.size or 1

@@ -1,4 +1,4 @@
-"""How tensor parallel ranks meet: what each function communicates forward, and its adjoint backward.
+"""How tensor parallel ranks communicate: each function forward, and its adjoint backward.
 
 n ranks hold x (the same on all) or x_0 ... x_{n-1} (a part, or a summand, of each):
 
@@ -15,7 +15,7 @@ The names are those of Megatron-LM's regions (megatron/core/tensor_parallel/mapp
 f and g: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", 2019, figure 3; g-bar and f-bar: Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models", 2022, figure 5. An adjoint follows from the forward: where every rank reads the same x,
-the gradient of x is the sum of what all ranks found; where a rank's x becomes a summand, it is the gradient.
+the gradient of x is the sum of all ranks' gradients; where a rank's x becomes a summand, it is the gradient.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def all_reduce(x: Tensor, group: Group, op: Any = None) -> Tensor:  # noqa: ANN4
 
 
 def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    """A new tensor: what all ranks have, in a row along `dim`."""
+    """A new tensor: what all ranks have, joined along `dim`."""
     sent = x.detach().movedim(dim, 0).contiguous()
     received = sent.new_empty((group.size * sent.shape[0], *sent.shape[1:]))
     renamed("all_gather_single", "all_gather_into_tensor")(received, sent, group=group.handle)
@@ -74,7 +74,7 @@ def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 class _Met(Function):
-    """A function of one tensor, and of its gradient its adjoint."""
+    """A function of one tensor, and its adjoint for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forth: Meet, back: Meet) -> Tensor:  # noqa: ANN401 - autograd's context
@@ -116,7 +116,7 @@ class _GatheredLinear(Function):
 
 
 def copy_to(x: Tensor, group: Group) -> Tensor:
-    """f: x as it is; backward all_reduce. Of a replicated weight that ranks use on different data as well."""
+    """f: x unchanged; backward all_reduce. Also for a replicated weight that ranks use on different data."""
     return met(x, lambda same: same.view_as(same), lambda grad: all_reduce(grad, group))
 
 
@@ -126,7 +126,7 @@ def reduce_from(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_from(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The parts in a row by all_gather, for ranks that go on alike; backward a slice."""
+    """The parts joined by all_gather, for ranks that then compute the same; backward a slice."""
     return met(x, lambda part: all_gather(part, dim, group), lambda grad: group.part(grad, dim).contiguous())
 
 
@@ -138,7 +138,7 @@ def scatter_to(x: Tensor, dim: int, group: Group) -> Tensor:
 
 
 def gather_from_sequence(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The parts in a row by all_gather, for ranks that go on differently; backward reduce_scatter."""
+    """The parts joined by all_gather, for ranks that then compute differently; backward reduce_scatter."""
     return met(x, lambda part: all_gather(part, dim, group), lambda grad: reduce_scatter(grad, dim, group))
 
 

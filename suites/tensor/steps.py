@@ -4,7 +4,7 @@ In the closed forms X is one activation: batch x length x width x item bytes. Ca
 forward and backward, counted as nccl-tests does (an all_gather by its output, a reduce_scatter by its input).
 What f, g and the others communicate is said in `suites.tensor.regions`; the division is that of Shoeybi et
 al., "Megatron-LM", 2019, section 3, and for sequences that of Korthikanti et al., "Reducing Activation
-Recomputation in Large Transformer Models", 2022, section 4.2. Every step holds it beside the unsharded model
+Recomputation in Large Transformer Models", 2022, section 4.2. Every step is compared with the unsharded model
 on the same rank (`suites.tensor.technique`).
 """
 
@@ -107,8 +107,8 @@ def mlp_dropout(
     ctx: Context, *, batch: int, length: int, width: int, hidden: int, dropout: float
 ) -> dict[str, Any]:
     """`mlp` with dropout: of hidden features, where every rank draws its own mask, and of outputs, where all
-    draw the same one (`suites.tensor.dropout`). Traffic and weights as in `mlp`; as well saved are all of the
-    outputs' mask and 1/n of the hidden features'.
+    draw the same one (`suites.tensor.dropout`). Traffic and weights as in `mlp`; also saved are the whole
+    mask of the outputs and 1/n of that of the hidden features.
     """
     group = Group(ctx.rank, ctx.size)
     hidden = multiple(hidden, ctx.size)
@@ -208,8 +208,8 @@ def sequence(
 
     Traffic: forward, two all_gathers and two reduce_scatters of X (as many bytes on the wire as two
     all_reduces); backward the same, and two all_gathers of what was not kept; all_reduces of the two norms'
-    gradients. Memory: weights as in `block`; saved for backward 1/n of what the unsharded block saves, but
-    for the causal mask and the rotary tables, which every rank needs whole.
+    gradients. Memory: weights as in `block`; saved for backward 1/n of what the unsharded block saves, except
+    the causal mask and the rotary tables, which every rank needs whole.
     """
     group = Group(ctx.rank, ctx.size)
     length = multiple(length, ctx.size)
@@ -233,7 +233,7 @@ def sequence(
 
 @step
 def async_tp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> dict[str, Any]:
-    """`mlp` with the sequence split, what moves fused with the products: asynchronous tensor parallelism.
+    """`mlp` with the sequence split, communication fused with the products: asynchronous tensor parallelism.
 
     Traffic: three all_gathers of X (x, x again for backward, the output's gradient), two reduce_scatters (the
     output, dX). Memory: 1/n of weights and of what is saved. Parity with the unfused layers as well.
@@ -263,8 +263,8 @@ def dtensor(
 ) -> dict[str, Any]:
     """`block` by torch's parallelize_module with ColwiseParallel and RowwiseParallel.
 
-    Traffic: two all_reduces of X forward; backward one for each of q, k, v, gate and up, which do not know
-    that they share their input: five. Memory as in `block`.
+    Traffic: two all_reduces of X forward; backward five, one for each of q, k, v, gate and up, which torch
+    does not join although they share their input. Memory as in `block`.
     """
     sizes = {"batch": batch, "length": length, "channels": channels, "heads": heads}
     whole = models.block(ctx, batch, length, channels=channels, heads=heads, hidden=hidden)

@@ -1,4 +1,4 @@
-"""A layer whose weights are split among ranks, beside the whole layer on one of them.
+"""A layer whose weights are split among ranks, compared with the whole layer on one of them.
 
 One forward and backward; the loss is half the squared distance of the output and a fixed direction, so that
 nothing cancels.
@@ -58,9 +58,8 @@ class Layer(Technique[Sequence[Tensor]]):
     """A layer on the ranks of a group; the parameters that this rank holds are kept.
 
     `cuts`: what a rank holds of "input", "forward" and every weight; what is not named is whole everywhere.
-    `issued`: the collectives of one forward and backward, in items of so many bytes. `elements`: of weights
-    that one rank holds. `most`: of so many bytes that the whole layer has at most, those that one rank may
-    have, in items of so many bytes.
+    `issued`: the collectives of one forward and backward, from the bytes of an item. `elements`: of weights
+    that one rank holds. `most`: the peak of one rank, from that of the whole layer and the bytes of an item.
     """
 
     whole: nn.Module
@@ -80,11 +79,11 @@ class Layer(Technique[Sequence[Tensor]]):
         """Make this rank's part of the model: its weights, and what runs it forward."""
 
     def around(self) -> AbstractContextManager[Any]:
-        """What forward and backward need around them."""
+        """The context for forward and backward."""
         return nullcontext()
 
     def ready(self, dtype: torch.dtype) -> Callable[[], Left[Sequence[Tensor]]]:
-        """Make model and input, which is no part of the technique; give what runs forward and backward."""
+        """Make model and input, which is not counted; give a function that runs forward and backward."""
         weights, forward = self.make(dtype)
         mine = as_input(self.cut("input", self.x), dtype)
         goal = self.cut("forward", self.direction)
@@ -97,14 +96,14 @@ class Layer(Technique[Sequence[Tensor]]):
         return run
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sequence[Tensor]]:
-        """Count forward and backward alone."""
+        """Count only forward and backward."""
         run = self.ready(dtype)
         with seen():
             left = run()
         return Left(self.comparable(left.results), left.kept)
 
     def comparable(self, results: Named) -> Named:
-        """Add up the losses of a split output, and put torch's distributed tensors together."""
+        """Add up the losses of a split output, and join torch's distributed tensors."""
         found = {what: full(tensor) for what, tensor in results.items()}
         if "forward" in self.cuts:
             found["loss"] = all_reduce(found["loss"], self.group)
@@ -116,7 +115,7 @@ class Layer(Technique[Sequence[Tensor]]):
         return backward(model(x), self.direction, x) | gradients_of(model.named_parameters())
 
     def part(self, whole: Named, kept: Sequence[Tensor]) -> Named:
-        """Cut gradients as what they are the gradients of."""
+        """Cut gradients like the tensors that they belong to."""
         return {what: self.cut(what.removeprefix("grad:"), tensor) for what, tensor in whole.items()}
 
     def cut(self, what: str, whole: Tensor) -> Tensor:
@@ -124,7 +123,7 @@ class Layer(Technique[Sequence[Tensor]]):
         return self.cuts[what](whole) if what in self.cuts else whole
 
     def summands(self, what: str) -> int:
-        """All ranks add up what they found."""
+        """All ranks add up their results."""
         return self.group.size
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
@@ -132,7 +131,7 @@ class Layer(Technique[Sequence[Tensor]]):
         return [Form(self.issued(dtype.itemsize), GROUP)]
 
     def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
-        """Weights and gradients by what they lie in: a part that is a view of the whole keeps the whole."""
+        """Weights and gradients by their storage: a part that is a view of the whole keeps the whole."""
         expected, grads = self.elements * dtype.itemsize, [one.grad for one in run.kept]
         return [
             memory.entry("params", memory.storage_bytes(run.kept), expected),
@@ -140,7 +139,7 @@ class Layer(Technique[Sequence[Tensor]]):
         ]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """The share of what the whole layer has on this rank alone."""
+        """A share of the whole layer's peak, measured on this rank alone."""
         if self.most is None:
             return "nobody has derived it"
         with watch() as watched:
@@ -154,7 +153,7 @@ class Layer(Technique[Sequence[Tensor]]):
         return Move(kind, SIZE_BYTES[ctx.device.type]).exchange(ctx, "int32")
 
     def figures(self, ctx: Context) -> Mapping[str, float]:
-        """Measure what this technique alone has."""
+        """Measure figures that only this technique has."""
         return {}
 
 
@@ -162,15 +161,15 @@ class Layer(Technique[Sequence[Tensor]]):
 class Functional(Layer):
     """A layer as a function of this rank's weights and input.
 
-    `saved`: of so many bytes that the whole layer saves for backward, those that one rank is to save, in
-    items of so many bytes; None where that is not judged.
+    `saved`: the bytes that one rank saves for backward, from those that the whole layer saves and the bytes
+    of an item; None where that is not judged.
     """
 
     forward: Forward
     saved: Callable[[int, int], int] | None = None
 
     def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
-        """Cut every parameter, as leaves."""
+        """Cut every parameter into a leaf."""
         weights = {}
         for name, weight in self.whole.named_parameters():
             part = self.cut(name, weight.detach()).to(dtype)
@@ -178,7 +177,7 @@ class Functional(Layer):
         return weights, lambda x: self.forward(weights, x)
 
     def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
-        """As well what forward saves for backward."""
+        """Add what forward saves for backward."""
         held = super().memory(dtype, run)
         if self.saved is None:
             return held
@@ -191,7 +190,7 @@ class Functional(Layer):
 
 
 def told(ctx: Context, layer: Layer) -> dict[str, Any]:
-    """Study a layer, run it with nothing but a clock beside it, and send its collectives' exact payloads."""
+    """Study a layer, time it with nothing else running, and send exact payloads through its collectives."""
     if ctx.at_size:
         return at_size(ctx, layer)
     found = study(ctx, layer)
@@ -206,7 +205,7 @@ def told(ctx: Context, layer: Layer) -> dict[str, Any]:
 
 
 def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
-    """Bus bandwidth (GB/s) of each kind of collective, and of all in turn; and what did not arrive right."""
+    """Bus bandwidth (GB/s) of each kind of collective, and of all in turn; and what arrived wrong."""
     found = {}
     for kind in sorted(layer.issued(TRAINED.itemsize)):
         found[kind] = timed(ctx, Pattern([layer.exchange(ctx, kind)]), kind, budget_s=_BUDGET_S)
@@ -242,7 +241,7 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def backward(out: Tensor, direction: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """Go backward from |out - direction|^2 / 2 in at least fp32; what is then known of outputs and input."""
+    """Go backward from |out - direction|^2 / 2 in at least fp32; give output, loss and dX."""
     wide = torch.promote_types(out.dtype, torch.float32)
     loss = (out.to(wide) - direction.to(wide)).square().sum() / 2
     loss.backward()  # type: ignore[no-untyped-call]
@@ -251,5 +250,5 @@ def backward(out: Tensor, direction: Tensor, x: Tensor) -> dict[str, Tensor]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A distributed tensor put together; a plain one as it is."""
+    """A distributed tensor, joined; a plain one unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -16,7 +16,7 @@ LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
-# In both dtypes; what is exchanged in one kind of collective, and in two.
+# In both dtypes, with one kind of collective, and with two.
 ONE_KIND = held(parity=10, repeat=15, traffic=2, memory=4, delivered=2)
 TWO_KINDS = held(parity=10, repeat=15, traffic=4, memory=4, delivered=4)
 MLP = held(parity=12, repeat=18, traffic=2, memory=6, peaks=2, delivered=2)
@@ -27,7 +27,7 @@ STEPS = [
     case_of("tensor.column", "split", **LAYER, features=96, gather=False, holds=ONE_KIND),
     case_of("tensor.row", "whole", **LAYER, features=96, split=True, holds=TWO_KINDS),
     case_of("tensor.row", "split", **LAYER, features=96, split=False, holds=ONE_KIND),
-    # In words of 16 bytes something is left.
+    # Rows are no multiple of 16 bytes.
     case_of("tensor.mlp", "odd", batch=1, length=7, width=47, hidden=96, holds=MLP),
     case_of("tensor.mlp", **LAYER, hidden=96, holds=MLP),
     case_of(
@@ -76,7 +76,7 @@ def of_mlp(model: Model, ranks: int) -> dict[str, int]:
 
 
 def of_block(model: Model, ranks: int) -> dict[str, int]:
-    """Give the sizes of a block, per rank; where ranks are more than heads these have fewer channels."""
+    """Give the sizes of a block, per rank; with more ranks than heads, heads have fewer channels."""
     heads = max(model.heads // ranks, 1)
     channels = max(model.hidden // (ranks * heads) // 8, 1) * 8
     return {
