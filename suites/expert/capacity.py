@@ -1,17 +1,17 @@
 """Experts of a limited capacity, and the loss that keeps their loads alike.
 
-Of the rows that a rank's T tokens have for an expert it takes the first C = ceil(c k T / E): all first
-choices before any second one, and of each the tokens in their order. The others are dropped: nothing is sent
-and nothing is added for them (Lepikhin et al., "GShard", arXiv:2006.16668, algorithm 1, a rank being a group;
-Fedus et al., "Switch Transformers", arXiv:2101.03961, section 2.2).
+Of the rows that a rank's T tokens have for an expert, it takes the first C = ceil(c k T / E): first choices
+before second ones, each in the order of the tokens. The others are dropped: nothing is sent and nothing is
+added for them (Lepikhin et al., "GShard", arXiv:2006.16668, algorithm 1, a rank being a group; Fedus et al.,
+"Switch Transformers", arXiv:2101.03961, section 2.2).
 
 With n_e rows chosen for expert e, and p_te the router's share of it for token t of all ranks' N tokens,
 
     L = E sum_e f_e P_e,   f_e = n_e / (k N),   P_e = (sum_t p_te) / N
 
 which is 1 where all experts get the same (Switch, equation 4; over all ranks: Qiu et al., arXiv:2501.11873).
-A rank adds WEIGHT times its own tokens' part of L to its loss, so that the parts of all ranks make up L, and
-their gradients that of the router; n_e, which is no function of the weights, is added up before.
+A rank adds WEIGHT times its own tokens' part of L to its loss. The parts of all ranks sum to L, and their
+gradients to that of the router. n_e does not depend on the weights, and is all-reduced before.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ WEIGHT = 0.01  # of the loss, as in Switch
 
 
 class Capped(Sharded):
-    """This rank's part of such a layer. A dropped row goes to expert E, which nobody has."""
+    """This rank's part of such a layer. A dropped row goes to expert E, which does not exist."""
 
     def __init__(self, whole: Unsharded, wanted: Tensor, rank: int, ranks: int, capacity: int) -> None:
         super().__init__(whole, wanted, rank, ranks)
         self.capacity = capacity
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose as ever, drop what is too much, and find this rank's part of the loss."""
+        """Choose experts, drop rows, and compute this rank's part of the loss."""
         logits, experts = x.double() @ self.router.weight.double().T, self.wanted.shape[1]
         weights, chosen = route(logits, self.wanted, self.top_k, x.dtype)
         loads = torch.cat([counts(chosen, experts), chosen.new_tensor([len(x)])])
@@ -58,14 +58,14 @@ class Capped(Sharded):
         return weights, chosen.masked_fill(~self.kept, experts)
 
     def synchronise(self) -> None:
-        """As well the loss, which then is that of all ranks."""
+        """Add up the loss of all ranks too."""
         super().synchronise()
         self.balance = self.balance.detach()
         dist.all_reduce(self.balance)
 
 
 def taken(chosen: Tensor, experts: int, capacity: int) -> Tensor:
-    """Which rows of a table are not too much."""
+    """Which rows of a routing table are within the capacity."""
     rows = functional.one_hot(chosen.T.flatten(), experts)
     places = (rows.cumsum(0) * rows).sum(1)  # of a row among those of its expert, from 1
     return (places <= capacity).view(chosen.shape[1], -1).T
@@ -83,12 +83,12 @@ def by_rule(chosen: Tensor, capacity: int) -> Tensor:
 
 
 class UnshardedCapped(Unsharded):
-    """The whole layer, rank by rank of its tokens, by the rule and by the definition of the loss."""
+    """The whole layer, with rows dropped by the rule, and the loss by its definition."""
 
     kept: Tensor
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose; expert E does nothing."""
+        """Choose experts; E, for dropped rows, does nothing."""
         weights, chosen = super().route(x)
         experts = len(self.experts)
         often = torch.bincount(chosen.flatten(), minlength=experts).double() / chosen.numel()
@@ -99,7 +99,7 @@ class UnshardedCapped(Unsharded):
 
 @dataclass
 class CappedExperts(Experts):
-    """The layer, forward and backward, with the loss beside what its outputs are for."""
+    """The layer, forward and backward, with the load-balance loss besides its outputs."""
 
     capacity: int
     alone = UnshardedCapped
@@ -120,7 +120,7 @@ class CappedExperts(Experts):
         return counts(torch.cat(rows), self.made.shape.experts)
 
     def whole(self, dtype: torch.dtype) -> Unsharded:
-        """The unsharded model, which knows what is dropped."""
+        """The unsharded model, with the rows that it keeps."""
         model: Any = super().whole(dtype)
         model.kept = torch.cat(self.kept).to(self.ctx.device)
         return model  # type: ignore[no-any-return]
@@ -135,11 +135,11 @@ class CappedExperts(Experts):
         torch.autograd.backward([out, WEIGHT * model.balance], [target, None])
 
     def results(self, out: Tensor, x: Tensor, model: Any) -> Named:  # noqa: ANN401
-        """As well the loss of all ranks."""
+        """Add the loss of all ranks."""
         return {**super().results(out, x, model), "balance": model.balance.detach()}
 
     def part(self, whole: Named, kept: Sharded) -> Named:
-        """The loss is everybody's."""
+        """The loss is the same on all ranks."""
         return {**super().part(whole, kept), "balance": whole["balance"]}
 
     def beside(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
@@ -153,12 +153,12 @@ class CappedExperts(Experts):
         ]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Of the rows that are kept."""
+        """For the rows that are kept."""
         shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
         return [Form(capped(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """As without a capacity, with what is dropped."""
+        """As without a capacity, and the dropped rows."""
         rank, moving = self.ctx.rank, super().peak(dtype)
         assert isinstance(moving, int)
         dropped = self.routed[rank].numel() - sum(self.sent[rank])

@@ -80,7 +80,7 @@ class Engine:
 
 @contextmanager
 def opened(ctx: Context, name: str, hidden: int) -> Iterator[Engine]:
-    """Open the engine where every rank has it; n/a where none has, or where it has no kernels for so many."""
+    """Open the engine where every rank has it; n/a where none has, or it has no kernels for this world."""
     module = engine(ctx, name, _NEEDS)
     try:
         made = Engine(ctx, module, hidden)
@@ -102,7 +102,7 @@ def _buffer_bytes(module: Any, ranks: int, hidden_bytes: int) -> tuple[int, int]
 
 
 class _Dispatch(torch.autograd.Function):
-    """Rows and weights there; their gradients back, added up."""
+    """Send rows and weights; add up their gradients on the way back."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - the arguments of a torch.autograd.Function
@@ -127,7 +127,7 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """Rows back, added up; the gradient of a sum goes to everything that was added."""
+    """Send rows back and add them up; the gradient of a sum goes to every summand."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, handle: Any, made: Engine, kept: list[Any]) -> Tensor:  # noqa: ANN401
@@ -146,7 +146,7 @@ class _Combine(torch.autograd.Function):
 def dispatched(  # noqa: PLR0917 - what goes, where to, by what, where it is noted
     rows: Tensor, weights: Tensor, chosen: Tensor, experts: int, made: Engine, kept: list[Any]
 ) -> tuple[Tensor, Tensor, Arrived]:
-    """A dispatch with a gradient: rows and weights that came, and where they belong. `kept` has all of it."""
+    """A dispatch with a gradient: rows and weights that arrived, and where they belong. `kept` has it all."""
     came, with_weights = _Dispatch.apply(rows, weights, chosen, experts, made, kept)  # type: ignore[no-untyped-call]
     found: Arrived = kept[-1]
     return came, with_weights, found

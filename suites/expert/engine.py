@@ -1,4 +1,4 @@
-"""DeepEP held to what torch's own dispatch and combine are: conservation, parity, repetition, and timed."""
+"""DeepEP, checked like torch's own dispatch and combine: conservation, parity, repetition; and timed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SMALL = 15  # sums of so small integers over 16 ranks are exact in bf16
 
 @dataclass(frozen=True)
 class Load:
-    """Everybody's tokens, weights and experts, the same on every rank. A row begins with its number."""
+    """All ranks' tokens, weights and experts, the same on every rank. A row begins with its number."""
 
     rows: list[Tensor]
     weights: list[Tensor]
@@ -36,7 +36,7 @@ class Load:
     experts: int
 
     def at(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a rank must be sent, by number: rows, its experts there (-1: elsewhere), and their weights."""
+        """What a rank must receive, by number: rows, their experts there (-1: elsewhere), and weights."""
         local = self.experts // len(self.rows)
         here = [torch.where(one // local == rank, one - rank * local, -1) for one in self.chosen]
         some = [(one >= 0).any(1) for one in here]
@@ -53,7 +53,7 @@ class Load:
 
 
 def load(ctx: Context, routing: str, shape: Shape) -> Load:
-    """Draw it."""
+    """Draw the load."""
     chosen = [one.to(ctx.device) for one in tables(routing, ctx.seed, ctx.size, shape)]
     weights = [uniform(ctx.seed, _WEIGHTS, r, shape=tuple(one.shape)) for r, one in enumerate(chosen)]
     rows = [_rows(ctx, r, len(one), shape) for r, one in enumerate(chosen)]
@@ -61,7 +61,7 @@ def load(ctx: Context, routing: str, shape: Shape) -> Load:
 
 
 def _rows(ctx: Context, rank: int, count: int, shape: Shape) -> Tensor:
-    """A finite pattern in every element, but the number of the row in the first two."""
+    """A finite pattern in every element, except the number of the row in the first two."""
     words = stream(ctx, rank, _ROWS, count * shape.hidden // 4).view(torch.int16) & _PATTERN
     rows = words.view(count, shape.hidden)
     number = torch.arange(count, device=ctx.device) + rank * shape.tokens
@@ -70,14 +70,14 @@ def _rows(ctx: Context, rank: int, count: int, shape: Shape) -> Tensor:
 
 
 def _by_number(rows: Tensor) -> Tensor:
-    """The order in which rows stand by their numbers: nobody promises the order in which they come."""
+    """The order that sorts rows by their numbers: the order in which they arrive is not defined."""
     digits = rows[:, :2].contiguous().view(torch.int16).to(torch.int64)
     return (digits[:, 0] << _DIGIT_BITS | digits[:, 1]).argsort(stable=True)
 
 
 @dataclass
 class Carried(Technique[tuple[Arrived, Tensor]]):
-    """Every token, its experts and its weights arrive; integers come home added up once for each rank."""
+    """Every token, its experts and its weights arrive; integers come back, added up once for each rank."""
 
     ctx: Context
     made: Engine
@@ -85,7 +85,7 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
     dtypes = (TRAINED,)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[tuple[Arrived, Tensor]]:
-        """Send tokens there, and others the same way there and back."""
+        """Dispatch tokens; dispatch small integers the same way and combine them."""
         given, own = self.given, self.ctx.rank
         found = self.made.dispatch(given.rows[own], given.weights[own], given.chosen[own], given.experts)
         came = self.made.again(_small(given.rows[own]), found.handle)
@@ -104,7 +104,7 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
         return "the engine's buffers are its own"
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """What the engine's kernels send, torch cannot count."""
+        """None: torch cannot count what the engine's kernels send."""
         return []
 
 
@@ -123,12 +123,12 @@ def arrival(given: Load, found: Arrived, rank: int) -> Entries:
 
 
 def small_sums(given: Load, rank: int) -> Tensor:
-    """What a rank's small integers come home as."""
+    """What a rank's small integers must come back as."""
     return _small(given.rows[rank]) * given.visited(rank)
 
 
 def _weights(found: Arrived) -> Tensor:
-    """Weights of experts that live elsewhere are nobody's."""
+    """The weights that arrived; 0 for experts of other ranks."""
     return torch.where(found.experts >= 0, found.weights, 0.0)
 
 
@@ -137,7 +137,7 @@ def _small(rows: Tensor) -> Tensor:
 
 
 class Carrying(Experts):
-    """The layer by the engine, which carries bf16 alone."""
+    """The layer by means of the engine, which carries only bf16."""
 
     dtypes = (TRAINED,)
 

@@ -1,12 +1,12 @@
 """Rows in fp8, as DeepSeek-V3 dispatches tokens: e4m3, and a scale in fp32 for each 128 numbers of a row.
 
-What goes to the experts is in fp8, forward a token and backward the gradient of its result, with scales that
-are powers of 2; what is combined stays in bf16 (arXiv:2412.19437, section 3.3.3). A row travels as bytes, its
-numbers and then its scales, so no backend has to know fp8: gloo has none in any version of torch, and NCCL
-moves it on some GPUs alone.
+Rows sent to experts are in fp8 (forward a token, backward the gradient of its result), with scales that are
+powers of 2; combined rows stay in bf16 (arXiv:2412.19437, section 3.3.3). A row is sent as bytes, its numbers
+and then its scales, so no backend has to support fp8: gloo does not in any version of torch, and NCCL only
+on some GPUs.
 
 The scale of a block is the least power of 2 by which its largest number becomes at most 448, the largest of
-e4m3. So nothing is rounded but to the 4 digits of e4m3, and what has come is exact in bf16.
+e4m3. So the only rounding is to the 4 bits of an e4m3 number, and what arrives is exact in bf16.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from suites.expert.issued import BLOCK
 _NUMBERS, _SCALES = torch.float8_e4m3fn, torch.float32
 _MOST = 448.0
 _LEAST = 1e-4  # as in DeepEP: blocks of zeros have a scale too
-_DIGITS, _BIAS = 23, 127  # of an fp32 number: bits below its exponent, and what is added to that
+_DIGITS, _BIAS = 23, 127  # of an fp32 number: bits below its exponent, and the exponent's bias
 _BELOW = (1 << _DIGITS) - 1
 
 
 def packed(rows: Tensor) -> Tensor:
-    """Rows as they travel."""
+    """Rows as they are sent."""
     blocks = _blocks(rows.to(_SCALES))
     least = (blocks.abs().amax(-1, keepdim=True).clamp(min=_LEAST) / _MOST).view(torch.int32)
     scales = (least + _BELOW & ~_BELOW).view(_SCALES)  # up to a power of 2
@@ -32,7 +32,7 @@ def packed(rows: Tensor) -> Tensor:
 
 
 def unpacked(came: Tensor, dtype: torch.dtype) -> Tensor:
-    """What rows that travelled mean."""
+    """The values of rows that were sent."""
     hidden = came.shape[-1] * BLOCK // (BLOCK + _SCALES.itemsize)
     scales = came[..., hidden:].contiguous().view(_SCALES).unsqueeze(-1)
     numbers = _blocks(came[..., :hidden].view(_NUMBERS).to(_SCALES))
@@ -40,9 +40,9 @@ def unpacked(came: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def by_rule(rows: Tensor) -> Tensor:
-    """What rows mean when they have come, by the definition of the format, in fp64 and without it.
+    """The values of rows after they were sent, by the definition of the format, in fp64 without fp8.
 
-    A number is m 2^e with 1/2 <= m < 1. Its 4 digits are those of m; below 2^-6 all are multiples of 2^-9.
+    A number is m 2^e with 1/2 <= m < 1, and m has 4 bits; below 2^-6 all numbers are multiples of 2^-9.
     """
     blocks = _blocks(rows.to(_SCALES).double())
     least = blocks.abs().amax(-1, keepdim=True).clamp(min=_LEAST) / _MOST
@@ -55,9 +55,9 @@ def by_rule(rows: Tensor) -> Tensor:
 
 
 def pattern(words: Tensor) -> Tensor:
-    """Rows as they travel, made of words of 16 bits: to quantise what they mean gives the same again.
+    """Rows as they are sent, made of 16-bit words: quantising their values gives the same bytes.
 
-    A block begins with 448, its largest number; its scale is one of eight, by the word there.
+    A block begins with 448, its largest number; the block's first word selects one of eight scales.
     """
     blocks = _blocks(words)
     scales = ((blocks[..., :1] >> 8 & 7).to(torch.int32) + _BIAS << _DIGITS).view(_SCALES)

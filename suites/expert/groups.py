@@ -1,4 +1,4 @@
-"""Group-limited dispatch: a token crosses to a node once, to at most M nodes, and is spread inside it.
+"""Group-limited dispatch: a token is sent to each of at most M nodes once, and distributed inside it.
 
 Hop 1 goes to the rank of the same local index on every node that has one of the token's experts, hop 2 from
 there to the experts; results are added up on the way back, in the node first. Everything is integers modulo
@@ -34,13 +34,13 @@ class Nodes:
         return node * self.ranks + rank % self.ranks
 
     def forwarded(self) -> list[int]:
-        """All ranks as a node's ranks forward them: local index by local index, each node by node."""
+        """All ranks in the order in which a node forwards their rows: by local index, then by node."""
         return [node * self.ranks + local for local in range(self.ranks) for node in range(self.count)]
 
 
 @dataclass(frozen=True)
 class TwoHops:
-    """Rows that a rank was sent in hop 1 and hop 2, and what came back for its tokens."""
+    """Rows that a rank received in hop 1 and hop 2, and what came back for its tokens."""
 
     forwarded: Tensor
     arrived: Tensor
@@ -48,7 +48,7 @@ class TwoHops:
 
 
 def nodes_of(ctx: Context, most: int) -> Nodes:
-    """The real nodes where there are several; inside one, at most `most` groups of ranks stand for them."""
+    """The real nodes where there are several; on one node, at most `most` groups of ranks in their place."""
     if len(set(ctx.hosts)) == 1:
         count = stand_ins(ctx.size, most)
         return Nodes(count, ctx.size // count)

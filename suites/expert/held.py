@@ -1,7 +1,7 @@
-"""What each step of expert parallelism holds, and the most that it has, of its parameters, ranks and rows.
+"""What each step of expert parallelism holds, and its peak, from its parameters, ranks and rows.
 
-Which rows come to a rank is drawn by torch on the ranks, as in `suites.expert.issued`. So a rank says here
-what it may have of its rows, and the controller the most that all ranks may have together.
+Torch draws on the ranks which rows come to a rank (see `suites.expert.issued`). So a rank computes here its
+peak for its own rows, and the controller the most that all ranks may have together.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from suites.expert.issued import (
 
 
 def round_trip(words: int, went: int, came: int) -> int:
-    """When rows go back: those that came in two orders, those that went and come home; and the orders.
+    """The peak, when rows go back: received rows in two orders, sent and returned ones, and the orders.
 
-    Where nothing went the order of those that came is inverted at last.
+    On a rank that sent nothing it is when the order of the received rows is inverted.
     """
     width = TAGS + words
     return WORD_BYTES * ((2 * came + went) * width + max(went * width, came) + went + came)
 
 
 def there_and_back(hidden: int, rows: int, item: int) -> int:
-    """Copies of the rows that came and of those that came back, or sums of tokens: buffers were there."""
+    """Copies of the rows that arrived, and of those that came back or their sums; buffers existed before."""
     return rows * hidden * item
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A rank's part of a layer, in numbers of so many bytes."""
+    """A rank's part of a layer, in numbers of `item` bytes."""
 
     experts: int
     ranks: int
@@ -65,18 +65,18 @@ class Layer:
 
     @property
     def states(self) -> dict[str, int]:
-        """A router, its experts, and as many gradients."""
+        """Bytes of a router, its experts, and their gradients."""
         return dict.fromkeys(("params", "grads"), self.router + self.weights)
 
     def most(self, tokens: int, went: int, came: int, busiest: int) -> int:
-        """A part of the model, the output, and the most that comes on top, forward or backward.
+        """The peak: this rank's part of the model, the output, and what forward or backward needs.
 
-        Of T tokens k T rows go and R come, of d features each. Forward has those that came and what experts
-        made of them, both in two orders, or at its end those that went in two orders, weighed and unweighed;
+        Of T tokens k T rows are sent and R arrive, of d features each. Forward has the arrived rows and the
+        experts' results, both in two orders, or at its end the sent rows in two orders, weighted and not;
         and 4 numbers per row and hidden feature of its expert (those that SwiGLU saves). Backward has all
-        gradients of the experts, and thrice what came or what went, as it gathers, makes room and puts back;
-        beside the numbers of one expert; or, as the last, the gradients of the router and of its tokens,
-        which are fp64 here, and copies where the others are not.
+        gradients of the experts, three times the arrived or the sent rows (gathered, zeros, written back),
+        and the numbers of one expert; or, at its end, the gradients of the router and of its tokens, which
+        are fp64 here, and copies where the others are not.
         """
         row, inner = self.hidden * self.item, 4 * self.inner * self.item
         forward = max(went + 4 * came, 4 * went + 3 * came) * row + came * (inner + WORD_BYTES)
@@ -89,9 +89,9 @@ class Layer:
         return held + max(forward, backward, last)
 
     def capped_most(self, tokens: int, dropped: int, moving: int) -> int:
-        """As without a capacity, with all k T rows at home again, of which the dropped are zeros.
+        """The peak without a capacity, with all k T rows returned, the dropped ones as zeros.
 
-        The loss keeps T x E shares, of 8 bytes each. While rows are chosen there are nothing but the model,
+        The loss keeps T x E shares, of 8 bytes each. While rows are chosen there are only the model,
         3 k T x E numbers (experts of rows, their sums, and places), and the logits in at most 5 forms.
         """
         shares = WORD_BYTES * tokens * self.experts
@@ -103,7 +103,7 @@ class Layer:
 
 
 def _of_all(tokens: Sequence[int], slots: int, form: Callable[[int, int, int], int]) -> int:
-    """The most for `form(tokens, went, came)`, which is convex in what comes: all comes to one rank."""
+    """The largest sum of `form(tokens, went, came)`; it is convex in `came`, so one rank gets all rows."""
     rows, groups = slots * sum(tokens), {count: tokens.count(count) for count in tokens}
     idle = {count: form(count, slots * count, 0) for count in groups}
     more = max(form(count, slots * count, rows) - idle[count] for count in groups)
@@ -117,7 +117,7 @@ def _tokens(run: Run) -> Held:
 
 
 def _layers(run: Run, form: Callable[[Layer], int]) -> Held:
-    """A layer in each dtype, and the most of all ranks."""
+    """A layer's states in each dtype, and the peak of all ranks together."""
     items = {"": TRAINED_BYTES} if run.asked.get("at_size") else STUDIED_BYTES
     made = {dtype: _layer(run, item) for dtype, item in items.items()}
     return {("", dtype): {**one.states, PEAK: (0, form(one))} for dtype, one in made.items()}
@@ -129,14 +129,14 @@ def _layer(run: Run, item: int) -> Layer:
 
 
 def _moving(run: Run) -> Callable[[Layer], int]:
-    """The busiest expert has all that comes, at most."""
+    """The peak, where at most the busiest expert gets all rows."""
     return lambda one: _of_all(
         run.tokens, one.top_k, lambda tokens, went, came: one.most(tokens, went, came, came)
     )
 
 
 def _capped(run: Run) -> Held:
-    """All rows go, at most, and as many are dropped as can be."""
+    """An upper bound: all rows are sent, and as many are dropped as can be."""
 
     def form(one: Layer) -> int:
         def most(tokens: int, went: int, came: int) -> int:
@@ -149,7 +149,7 @@ def _capped(run: Run) -> Held:
 
 
 def _throughput(run: Run, ranks: int) -> dict[str, Bytes]:
-    """What comes in fp8 is there beside what it means."""
+    """Rows that arrive in fp8 exist together with their values."""
     hidden, rows = run.asked["sizes"][run.kind][1], timed(run, ranks)
     beside = rows * fp8_bytes(hidden) if run.asked.get("fp8") else 0
     return {PEAK: (0, beside + there_and_back(hidden, 2 * rows, TRAINED_BYTES))}
@@ -177,9 +177,9 @@ _STEPS: dict[str, Callable[[Run], Held]] = {
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
-    """Give what every rank of a planned case holds, and the most that all may have, of so many on each node.
+    """Give what every rank of a planned case holds, and the most that all ranks may have together.
 
-    Other steps are judged for what they send.
+    Other steps are judged by their traffic alone.
     """
     form = _STEPS.get(step.partition(".")[2])
     return form(Run(asked, per_node, "cuda" if on_gpu else "cpu", most=True)) if form else {}

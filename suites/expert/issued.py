@@ -1,10 +1,10 @@
-"""What each step of expert parallelism issues: calls and bytes, of its parameters, its ranks and its rows.
+"""What each step of expert parallelism issues: calls and bytes, from its parameters, its ranks and its rows.
 
-Which rows a rank gets is drawn by torch on the ranks. What all of them send together is not: T tokens with k
-experts each are k T rows, whoever gets them, and what comes to one rank another sent. So a rank says here
-what it issues, of its rows, and the controller what all ranks do together, of all rows. Of some rows the
-controller knows only the least and the most: those that are dropped, and how many ranks or nodes a token's
-experts lie on. Sources are in `suites.expert.steps`.
+Torch draws on the ranks which rows a rank gets. The total does not depend on that: T tokens with k experts
+each are k T rows, and every row that a rank receives another has sent. So a rank computes here what it
+issues for its own rows, and the controller what all ranks issue together. Where that depends on the rows that
+are dropped, or on how many ranks or nodes a token's experts are on, the controller knows only the least and
+the most. Sources are in `suites.expert.steps`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WORD_BYTES = 8
 TAGS = 2  # the first words of a token: the rank it comes from, and its index there
 WORDS = "int64"
 WIDE = 4  # bytes of fp32: no number of a router has fewer
-BLOCK = 128  # numbers of a row in fp8 that have a scale together
-ACROSS, OTHERS = "rows", "other nodes"  # of the line that counts what crosses between nodes
+BLOCK = 128  # numbers of a row in fp8 that share a scale
+ACROSS, OTHERS = "rows", "other nodes"  # the line that counts what is sent between nodes
 FOLLOWED = {"tokens": 32, "words": 8}  # of the round trip in parts of the world
 
 # what a rank issues
@@ -40,7 +40,7 @@ def router_bytes(experts: int, hidden: int, item: int) -> int:
 
 
 def fp8_bytes(hidden: int) -> int:
-    """Of a row in fp8: its numbers, and a scale in fp32 for each block."""
+    """Bytes of a row in fp8: its numbers, and a scale in fp32 for each block."""
     return hidden + hidden // BLOCK * WIDE
 
 
@@ -51,12 +51,12 @@ def layer(experts: int, hidden: int, item: int, rows: int, fp8_rows: int = 0) ->
 
 
 def engine(experts: int, hidden: int, item: int) -> Calls:
-    """The router's gradient; what the engine's kernels send, torch cannot count."""
+    """The router's gradient; torch cannot count what the engine's kernels send."""
     return {"all_reduce": (1, router_bytes(experts, hidden, item))}
 
 
 def capped(experts: int, hidden: int, item: int, rows: int) -> Calls:
-    """As without a capacity, of the rows that are kept; E + 1 loads, E drops and the loss among all."""
+    """As without a capacity, for the rows that are kept; also E + 1 loads, E drops and the loss among all."""
     summed = 4, router_bytes(experts, hidden, item) + WORD_BYTES * (2 * experts + 2)
     return {**layer(experts, hidden, item, rows), "all_reduce": summed}
 
@@ -73,12 +73,12 @@ def across(words: int, top_k: int, rows: int) -> Calls:
 
 
 def there_and_back(hidden: int, rows: int, fp8_rows: int = 0) -> Calls:
-    """Rows there, in bf16 or fp8, and as many as came back, in bf16."""
+    """Rows that are dispatched, in bf16 or fp8, and rows that are combined, in bf16."""
     return {"all_to_all": (2, rows * hidden * TRAINED_BYTES + fp8_rows * fp8_bytes(hidden))}
 
 
 def apart(layers: int, headers: tuple[int, int], messages: int, rows_bytes: int) -> list[tuple[int, int]]:
-    """Headers and rows from attention to experts, and rows back, of every layer; headers have words."""
+    """Headers and rows from attention to experts, and rows back, of every layer; headers: count and words."""
     back = layers * messages, layers * rows_bytes
     count, words = headers
     return [(back[0] + layers * count, back[1] + layers * WORD_BYTES * words), back]
@@ -99,22 +99,22 @@ def tokens_on(kind: str, rank: int, tokens: int) -> int:
 
 
 def capacity_of(factor: float, tokens: int, slots: int, experts: int) -> int:
-    """Rows of a rank that an expert takes."""
+    """How many of a rank's rows an expert takes."""
     return math.ceil(factor * slots * tokens / experts)
 
 
 def stand_ins(ranks: int, most: int) -> int:
-    """Equal groups of the ranks of one node that stand for nodes: as many as can be, and at most so many."""
+    """Equal groups of one node's ranks in place of nodes: as many as divide the ranks, and at most `most`."""
     return max(n for n in range(1, most + 1) if ranks % n == 0)
 
 
 def sizes_in(world: int, asked: Sequence[int]) -> list[int]:
-    """Those of the asked sizes that divide a larger world; where none does, the world is the one group."""
+    """Those of the requested sizes that divide a larger world; if none does, the world is the only group."""
     return [size for size in asked if size < world and world % size == 0] or [world]
 
 
 def attention_ranks(ranks: int, share: Sequence[int]) -> int:
-    """How many ranks have attention where it and the experts share them like this: some, but not all."""
+    """How many ranks have attention, if they are divided by `share`: at least one, but not all."""
     attention, experts = share
     if min(share) < 1:
         raise ValueError(f"attention and experts cannot share ranks {attention} to {experts}")
@@ -125,7 +125,7 @@ def attention_ranks(ranks: int, share: Sequence[int]) -> int:
 
 
 def _all(*parts: tuple[int, Calls]) -> Calls:
-    """So many ranks of each."""
+    """Add up what the ranks of all parts issue."""
     found: Calls = {}
     for ranks, calls in parts:
         for op, (count, size) in calls.items():
@@ -135,13 +135,13 @@ def _all(*parts: tuple[int, Calls]) -> Calls:
 
 
 def _with_rows(ranks: int, form: Callable[..., Calls], *rows: int) -> Calls:
-    """Give what all ranks issue that have so many rows together: every form is linear in them."""
+    """Give what all ranks issue that have `rows` together: every form is linear in them."""
     return _all((ranks - 1, form(*(0 for _ in rows))), (1, form(*rows)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A step that is asked for; of what is drawn it has the `most`, or the least."""
+    """A requested step. Where torch draws, it has the upper bound (`most`) or the lower one."""
 
     asked: Mapping[str, Any]
     per_node: Sequence[int]
@@ -150,40 +150,40 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        """Of the world."""
+        """Ranks of the world."""
         return sum(self.per_node)
 
     @property
     def experts(self) -> int:
-        """Of all ranks."""
+        """Experts of all ranks."""
         return int(self.asked["experts_per_rank"]) * self.ranks
 
     @property
     def tokens(self) -> list[int]:
-        """Of every rank."""
+        """Tokens of every rank."""
         kind, each = self.asked.get("routing", ""), int(self.asked["tokens_per_rank"])
         return [tokens_on(kind, rank, each) for rank in range(self.ranks)]
 
     @property
     def rows(self) -> int:
-        """Of all tokens."""
+        """Rows of all tokens."""
         return int(self.asked["top_k"]) * sum(self.tokens)
 
     def drawn(self, least: int, most: int) -> int:
-        """One of the two."""
+        """The bound that this run has."""
         return most if self.most else least
 
     def visited(self, top_k: int, ranks: int) -> int:
-        """Ranks that a token's experts lie on, of so many."""
+        """On how many of `ranks` a token's experts are."""
         return self.drawn(-(-top_k // int(self.asked["experts_per_rank"])), min(top_k, ranks))
 
     def both_ways(self, form: Callable[..., Calls], rows: int) -> Calls:
-        """All that issue this form, of rows that go there, in fp8 where that is asked for, and back."""
+        """What all ranks issue in this form for rows that go there (in fp8 if requested) and back."""
         parts = (rows, rows) if self.asked.get("fp8") else (2 * rows,)
         return _with_rows(self.ranks, form, *parts)
 
     def layers(self, form: Callable[..., Calls], rows: int) -> Lines:
-        """A layer whose rows go both ways, in each dtype."""
+        """A layer whose rows go there and back, in each dtype."""
         items = {"": TRAINED_BYTES} if self.asked.get("at_size") else STUDIED_BYTES
         whole = partial(form, self.experts, self.asked["hidden"])
         return {("", dtype): self.both_ways(partial(whole, item), rows) for dtype, item in items.items()}
@@ -195,15 +195,15 @@ def _tokens(run: Run) -> Lines:
 
 
 def _capped(run: Run) -> Lines:
-    """The least rows are kept where k experts have all of a rank's tokens; the most are all of them.
+    """The fewest rows are kept where k experts get all of a rank's tokens; at most all rows are kept.
 
-    Where half of them are dropped, twice the bytes are within that; twice the calls never are.
+    Where half of the rows are dropped, twice the bytes are within these bounds; twice the calls never are.
     """
     return run.layers(capped, run.drawn(sum(kept(run, tokens) for tokens in run.tokens), run.rows))
 
 
 def kept(run: Run, tokens: int) -> int:
-    """The least rows of so many tokens that are kept: all of them where they are even."""
+    """The fewest rows of some tokens that are kept: all of them if the routing is balanced."""
     slots, factor = int(run.asked["top_k"]), float(run.asked["factor"])
     capacity = capacity_of(factor, int(run.asked["tokens_per_rank"]), slots, run.experts)
     even = run.asked["routing"] == "balanced" and factor >= 1
@@ -211,7 +211,7 @@ def kept(run: Run, tokens: int) -> int:
 
 
 def _limited(run: Run) -> Lines:
-    """Each token crosses to its nodes once, of which one may be its own, and comes back; so do its k rows."""
+    """A token goes to each of its nodes once (one may be its own) and comes back; so do its k rows."""
     words, top_k, tokens = int(run.asked["words"]), int(run.asked["top_k"]), sum(run.tokens)
     count = len(run.per_node) if len(run.per_node) > 1 else stand_ins(run.ranks, int(run.asked["groups"]))
     least, most = -(-top_k * count // run.experts), min(int(run.asked["most_nodes"]), count, top_k)
@@ -223,13 +223,13 @@ def _limited(run: Run) -> Lines:
 
 
 def _timed(run: Run, ranks: int) -> Calls:
-    """In groups of so many ranks: a token has a row for every rank that has some of its experts."""
+    """In groups of `ranks`: a token has a row for every rank that has some of its experts."""
     hidden = run.asked["sizes"][run.kind][1]
     return run.both_ways(partial(there_and_back, hidden), timed(run, ranks))
 
 
 def timed(run: Run, ranks: int) -> int:
-    """Rows there, of all ranks, in groups of so many."""
+    """Rows that all ranks dispatch in groups of `ranks`."""
     count, _, top_k = run.asked["sizes"][run.kind]
     return int(count) * run.ranks * run.visited(top_k, ranks)
 
@@ -246,7 +246,7 @@ def _groups(run: Run) -> Lines:
 
 
 def _apart(run: Run) -> Lines:
-    """A message for each expert rank that a micro-batch's tokens need; what one sends another gets."""
+    """A message for each expert rank that a micro-batch's tokens need; every send has its receive."""
     asked, attention = run.asked, attention_ranks(run.ranks, run.asked.get("share", (1, 1)))
     local, batches = asked["experts_per_rank"], attention * asked["micro_batches"]
     experts, rows = run.ranks - attention, asked["top_k"] * asked["tokens_per_batch"]
@@ -287,5 +287,5 @@ _STEPS: dict[str, Callable[[Run], Lines]] = {
 
 
 def together(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool, most: bool) -> Lines:
-    """Give the most or the least that all ranks of a planned case issue, of nodes that have so many each."""
+    """Give the most or the least that all ranks of a planned case issue, from the ranks per node."""
     return _STEPS[step.partition(".")[2]](Run(asked, per_node, "cuda" if on_gpu else "cpu", most))

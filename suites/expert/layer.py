@@ -1,8 +1,8 @@
 """An expert-parallel layer: router, dropless dispatch by an uneven all-to-all, experts, combine.
 
-Every row (a token for one of its k experts) is sorted by expert, so that what goes to a rank lies together;
-counts go first. Nothing is added up in an order that could change: rows are only permuted until the k
-results of a token lie side by side, so a second run has the same bits on any device.
+Rows (a token for one of its k experts) are sorted by expert, so that what goes to a rank is contiguous;
+counts are sent first. Rows are only permuted until the k results of a token are adjacent, so nothing is
+added up in an order that could change, and a second run has the same bits on any device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Group = Any  # a process group; None is the default one
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of one dispatch lie.
+    """The order of the rows of one dispatch.
 
     `order[i]` is the (token, slot) of sent row i; `grouped[j]` the received row that is row j by expert.
     """
@@ -55,7 +55,7 @@ def lay_out(chosen: Tensor, experts: int, ranks: int, group: Group = None) -> La
 
 
 def sorted_rows(chosen: Tensor) -> Tensor:
-    """Sort the rows of a routing table by expert, telling nobody."""
+    """Sort the rows of a routing table by expert, without communication."""
     return chosen.flatten().argsort(stable=True)
 
 
@@ -78,7 +78,7 @@ def exchanged(  # noqa: PLR0917 - an exchange, and which of its two ways are in 
     fp8: bool = False,
     fp8_back: bool = False,
 ) -> Tensor:
-    """`exchange`; gradients go back the same way."""
+    """`exchange` with a gradient, which goes back the same way."""
     return met(
         rows,
         lambda given: exchange(given, sent, received, group, fp8),
@@ -87,7 +87,7 @@ def exchanged(  # noqa: PLR0917 - an exchange, and which of its two ways are in 
 
 
 def cut(rows: Tensor, counts_of_rows: list[int]) -> list[Tensor]:
-    """Consecutive parts."""
+    """Cut rows into consecutive parts."""
     return list(torch.split(rows, counts_of_rows))
 
 
@@ -112,9 +112,9 @@ def returned(rows: Tensor, order: Tensor, slots: int) -> Tensor:
 
 
 def route(logits: Tensor, wanted: Tensor, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Weights (softmax over all experts, made to sum to 1 over the chosen ones) and experts of every token.
+    """Weights (softmax over all experts, normalised over the chosen ones) and experts of every token.
 
-    `wanted` takes part in the choice and not in the weights, like the bias of auxiliary-loss-free balancing
+    `wanted` affects the choice and not the weights, like the bias of auxiliary-loss-free balancing
     (arXiv:2408.15664).
     """
     chosen = top_k(logits.detach() + wanted, slots)
@@ -141,18 +141,18 @@ class Unsharded(MoE):
 
 
 class UnshardedFp8(Unsharded):
-    """What experts are given is rounded as by a dispatch in fp8, and so are gradients of what they give."""
+    """Experts' inputs, and the gradients of their outputs, are rounded as by a dispatch in fp8."""
 
     def work(self, number: int, rows: Tensor) -> Tensor:
-        """Round before and behind an expert."""
+        """Round an expert's inputs, and the gradients of its outputs."""
         given = met(rows, by_rule, lambda grad: grad)
         return met(super().work(number, given), lambda done: done.view_as(done), by_rule)
 
 
 class Sharded(nn.Module):
-    """This rank's part of a layer: the router, and the experts that live here. `rank` counts in `group`.
+    """This rank's part of a layer: the router, and the experts of this rank. `rank` counts in `group`.
 
-    With `fp8` rows go to experts so, as do gradients of their results; what is combined stays as it is.
+    With `fp8`, rows go to experts in fp8, as do gradients of their results; combined rows are unchanged.
     """
 
     fp8 = False

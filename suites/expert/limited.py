@@ -1,4 +1,4 @@
-"""What group-limited dispatch must send, cross and deliver, written down from the routing tables alone."""
+"""What group-limited dispatch must send and deliver, also between nodes, from the routing tables alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from suites.expert.tokens import expected_at_experts, rows_of, tokens
 
 @dataclass
 class Limited(Technique[TwoHops]):
-    """Everybody's tables and tokens, the same on every rank, and the rows between ranks in both hops."""
+    """All ranks' tables and tokens, the same on every rank, and the rows between ranks in both hops."""
 
     ctx: Context
     shape: Shape
@@ -45,7 +45,7 @@ class Limited(Technique[TwoHops]):
         return Left({"tokens at experts": trip.arrived, "sums at home": trip.home}, trip)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Where every token must be, and what it must come home as."""
+        """What must arrive at the experts, and what every token must come back as."""
         right = expected_at_experts(
             self.ctx, self.routed, self.everybodys, self.shape.experts, self.nodes.forwarded()
         )
@@ -53,7 +53,7 @@ class Limited(Technique[TwoHops]):
         return {"tokens at experts": right, "sums at home": home}
 
     def beside(self, dtype: torch.dtype, run: Run[TwoHops]) -> Entries:
-        """A token went to few enough nodes, and to the experts of the rule written out."""
+        """Compare a token's number of nodes with the most, and its experts with those of the rule."""
         widest = visited(self.chosen, self.shape.experts, self.nodes).sum(1).max()
         most = torch.full_like(widest, self.most)
         return [
@@ -83,7 +83,7 @@ class Limited(Technique[TwoHops]):
         return [Form(issued.two_hops(self.ctx.size + shape.experts, shape.hidden, shape.top_k, *rows))]
 
     def crossings(self, trip: TwoHops) -> tuple[dict[str, float], dict[str, Any]]:
-        """Bytes that came from other nodes, counted on the rows themselves, and those of sending by row."""
+        """Bytes that came from other nodes, counted on the rows, and those of sending row by row."""
         nodes, shape = self.nodes, self.shape
         came = int((trip.forwarded[:, 0] // nodes.ranks != nodes.of(self.ctx.rank)).sum())
         both = came, crossing(self.first, self.ctx.rank, nodes)

@@ -29,7 +29,7 @@ DECIDES = 1e3  # more than any logit
 
 @dataclass(frozen=True)
 class Layer:
-    """The same problem on every rank: everybody's tokens, the gradients of their outputs, preferences."""
+    """The same problem on every rank: all ranks' tokens, the gradients of their outputs, preferences."""
 
     shape: Shape
     tokens: list[Tensor]
@@ -38,7 +38,7 @@ class Layer:
 
 
 def layer(ctx: Context, routing: str, shape: Shape) -> Layer:
-    """Draw it: everything is representable in bf16, so that every dtype starts from the same numbers."""
+    """Draw the problem; bf16 can represent it all, so that every dtype starts from the same numbers."""
     rows = [issued.tokens_on(routing, rank, shape.tokens) for rank in range(ctx.size)]
     return Layer(
         shape,
@@ -51,9 +51,9 @@ def layer(ctx: Context, routing: str, shape: Shape) -> Layer:
 def fit_layer(ctx: Context, shape: Shape) -> None:
     """Refuse a layer that does not fit.
 
-    A weight takes 16 bytes: of the unsharded run in fp32 its own, its gradient's and those of the copy that
-    is compared, and 4 of what it is compared with. A row takes 4 numbers of the hidden width and 6 of the
-    experts', in fp32. Both unsharded runs take 6 operations per row and weight of its expert.
+    A weight takes 16 bytes: 4 each for itself, its gradient and the compared copy in the unsharded run in
+    fp32, and 4 for what it is compared with. A row takes 4 numbers of the hidden width and 6 of the experts'
+    width, in fp32. Both unsharded runs take 6 operations per row and weight of its expert.
     """
     weights, rows = 3 * shape.hidden * shape.inner, shape.tokens * shape.top_k
     held = 4 * rows * (4 * shape.hidden + 6 * shape.inner) + 24 * shape.tokens * ctx.size * shape.hidden
@@ -102,7 +102,7 @@ class Experts(Technique[Sharded]):
         torch.autograd.backward(out, target)
 
     def results(self, out: Tensor, x: Tensor, model: Sharded | Unsharded) -> Named:
-        """What is compared: the output, how much each expert counts, and every gradient."""
+        """What is compared: the output, the weights of the experts, and every gradient."""
         router, experts = model.router, model.experts
         return {
             "forward": out.detach(),
@@ -113,7 +113,7 @@ class Experts(Technique[Sharded]):
         }
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Sharded]:
-        """This rank's tokens, through everybody's experts."""
+        """Run this rank's tokens through all ranks' experts."""
         rank, model = self.ctx.rank, self.sharded(dtype)
         x = self.made.tokens[rank].to(dtype).detach().requires_grad_()
         with seen():
@@ -123,7 +123,7 @@ class Experts(Technique[Sharded]):
         return Left(self.results(out, x, model), model)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """All tokens through all experts; at the size of training those of one rank after the other."""
+        """Run all tokens through all experts; at the size of training one rank's tokens after another's."""
         model, outputs, weights = self.whole(dtype), list[Tensor](), list[Tensor]()
         x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
         sizes = [len(one) for one in self.made.tokens] if self.ctx.at_size else [len(x)]
@@ -138,7 +138,7 @@ class Experts(Technique[Sharded]):
         return self.results(torch.cat(outputs), x, model)
 
     def part(self, whole: Named, kept: Sharded) -> Named:
-        """This rank's tokens and experts; the router is everybody's."""
+        """This rank's tokens and experts; the router is the same on all ranks."""
         rank, counts = self.ctx.rank, [len(rows) for rows in self.made.tokens]
         return {
             "forward": torch.split(whole["forward"], counts)[rank],
@@ -153,31 +153,31 @@ class Experts(Technique[Sharded]):
         return self.ctx.size if what == "grad:router" else 2
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Of the rows of this rank."""
+        """For the rows of this rank."""
         shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
         return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
     def sizes(self, dtype: torch.dtype) -> held.Layer:
-        """What the closed forms of memory are of."""
+        """The sizes that the closed forms of memory depend on."""
         shape = self.made.shape
         return held.Layer(
             shape.experts, self.ctx.size, shape.hidden, shape.inner, shape.top_k, dtype.itemsize
         )
 
     def memory(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
-        """A router, experts, and as many gradients."""
+        """Bytes of the router, the experts, and their gradients."""
         found = {"params": memory.parameter_bytes(run.kept), "grads": memory.gradient_bytes(run.kept)}
         return memory.entries(found, self.sizes(dtype).states)
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Of the rows of this rank."""
+        """For the rows of this rank."""
         rank = self.ctx.rank
         went, came = sum(self.sent[rank]), sum(column(self.sent, rank))
         return self.sizes(dtype).most(len(self.made.tokens[rank]), went, came, self.busiest)
 
 
 class ExpertsFp8(Experts):
-    """The same with a dispatch in fp8. Blocks of a row are of different sizes, so that each has its scale."""
+    """The same with a dispatch in fp8. Blocks of a row differ in magnitude, so each has its own scale."""
 
     alone = UnshardedFp8
 
@@ -195,7 +195,7 @@ class ExpertsFp8(Experts):
         return model
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Of the rows that come to this rank and go back, and of those in fp8 that it sends."""
+        """For the rows that it receives and returns, and those that it sends in fp8."""
         shape, rank = self.made.shape, self.ctx.rank
         rows = sum(column(self.sent, rank)), sum(self.sent[rank])
         return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, *rows))]
@@ -206,7 +206,7 @@ class ExpertsFp8(Experts):
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:
-    """Numbers of a few times 1 that bf16 can represent, in fp64; large ones in bf16 itself."""
+    """Numbers that bf16 can represent: from [-1, 1] in fp64, at the size of training in bf16 itself."""
     if ctx.at_size:
         return large(key(ctx.seed, kind, rank), shape, ctx.device)
     return (uniform(ctx.seed, kind, rank, shape=shape) * 2 - 1).bfloat16().double().to(ctx.device)

@@ -1,8 +1,8 @@
 """Dispatch and combine of every size of expert parallelism that a world can be divided into.
 
-A group is s consecutive ranks, and all groups are at work at the same time. Each is a world of its own to its
-ranks: experts, tokens and payloads count within it, and those of two groups differ. Only times are the whole
-world's: an iteration lasts as long as in its slowest group.
+A group is s consecutive ranks, and all groups work at the same time. Each is like a world of its own: it has
+its own experts, tokens and payloads, which differ between groups. Only times are of the whole world: an
+iteration lasts as long as in its slowest group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def every_size(
     iterations: int,
     budget_s: float,
 ) -> dict[str, Any]:
-    """Do each size in turn; `shape` has tokens, hidden and top-k of what is timed."""
+    """Run each size in turn; `shape` has tokens, hidden and top-k of what is timed."""
     parts = []
     for size in sizes:
         with divided(ctx, size) as among:
@@ -64,7 +64,7 @@ def in_part(
 
 @contextmanager
 def divided(ctx: Context, size: int) -> Iterator[Among]:
-    """Divide the world into groups of this size, for as long as the work goes well, and give this rank's."""
+    """Divide the world into groups of this size, and give this rank's; destroy it unless work fails."""
     if ctx.size % size:
         raise ValueError(f"{ctx.size} ranks cannot be divided into groups of {size}")
     parts = [range(first, first + size) for first in range(0, ctx.size, size)]

@@ -1,6 +1,6 @@
-"""Who goes to which expert: the top-k router, the routings that are tried, and what follows from a table.
+"""Which token goes to which expert: the top-k router, the routings that are tested, and counts of a table.
 
-A routing table is a function of seed and rank alone, so every rank can write down every other rank's. Rank r
+A routing table is a function of seed and rank alone, so every rank can compute every other rank's. Rank r
 holds the experts r * E / n to (r + 1) * E / n - 1 of E.
 """
 
@@ -39,13 +39,13 @@ class Shape:
         hidden: int,
         inner: int = 1,
     ) -> Shape:
-        """As a step is told them, with as many experts on each of so many ranks."""
+        """Make it from a step's parameters, with as many experts on each of `ranks`."""
         shape = cls(tokens_per_rank, hidden, inner, experts_per_rank * ranks, top_k)
         shape.refuse(ranks)
         return shape
 
     def refuse(self, ranks: int) -> None:
-        """Name everything that cannot be, at once."""
+        """Raise ValueError, which names all faults at once."""
         faults = []
         if self.experts % ranks:
             faults.append(f"{self.experts} experts do not divide evenly over {ranks} ranks")
@@ -107,7 +107,7 @@ def tables(kind: str, seed: int, ranks: int, shape: Shape) -> list[torch.Tensor]
 
 
 def even_tables(seed: int, ranks: int, shape: Shape) -> list[torch.Tensor]:
-    """Every rank's routing table, drawn evenly: a cost of k numbers per token, where `tables` has one of E.
+    """Every rank's routing table, drawn evenly, from k numbers per token where `tables` draws E.
 
     Floyd's algorithm: for i = E - k ... E - 1 take one of the first i + 1 experts, and i itself where it
     is taken already (Bentley and Floyd, "A Sample of Brilliance", CACM 30(9), 1987).
@@ -127,7 +127,7 @@ def _even_table(seed: int, rank: int, shape: Shape) -> torch.Tensor:
 
 
 def counts(chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """How many rows of a table go to each expert; those beyond the last one go nowhere."""
+    """How many rows of a table go to each expert; numbers beyond the last expert do not count."""
     return torch.bincount(chosen.flatten(), minlength=experts)[:experts]
 
 
@@ -143,12 +143,12 @@ def column(sent: list[list[int]], rank: int) -> list[int]:
 
 
 def transposed(sent: list[list[int]]) -> list[list[int]]:
-    """The way back."""
+    """The rows of the way back."""
     return [list(row) for row in zip(*sent, strict=True)]
 
 
 def scaled(sent: list[list[int]], words: int) -> list[list[int]]:
-    """Words in place of rows."""
+    """Words, where each row has `words`."""
     return [[rows * words for rows in row] for row in sent]
 
 

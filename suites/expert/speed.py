@@ -1,4 +1,4 @@
-"""Dispatch and combine as something to time, by DeepEP's definition of bytes.
+"""Dispatch and combine, timed by DeepEP's definition of bytes.
 
 deepseek-ai/DeepEP tests/test_intranode.py: GB/s = bytes of `recv_x` / time, a token being received once by
 a rank however many of its experts live there, the rank's own tokens included. Gathering the rows is part of
@@ -48,7 +48,7 @@ def even_traffic(seed: int, ranks: int, shape: Shape) -> list[Tensor]:
 
 @dataclass
 class Traffic(Technique[None]):
-    """The buffers of one rank: its tokens (bf16 patterns), what it is sent, and what that must be.
+    """The buffers of one rank: its tokens (bf16 patterns), what it receives, and what that must be.
 
     Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is `rank_tables`.
     """
@@ -75,7 +75,7 @@ class Traffic(Technique[None]):
         self.back = self.x.new_empty(sum(self.sent), self.hidden)
 
     def right_of(self, rank: int) -> Tensor:
-        """Write down any rank's tokens as they arrive: a finite pattern in every element."""
+        """Compute any rank's tokens as they must arrive: a finite pattern in every element."""
         return (self.words_of(rank) & _FINITE).view(torch.bfloat16)
 
     def words_of(self, rank: int) -> Tensor:
@@ -91,7 +91,7 @@ class Traffic(Technique[None]):
         return self.arrived
 
     def work(self) -> None:
-        """Experts give back what they were given."""
+        """The experts return their inputs."""
         self.worked = self.arrived
 
     def combine(self) -> Tensor:
@@ -101,7 +101,7 @@ class Traffic(Technique[None]):
         return self.back
 
     def summed(self) -> Tensor:
-        """Each token's rows, added up in the order of the ranks: a sum by atomics would be timed with it."""
+        """Add up each token's rows in the order of the ranks, without atomics, which would be timed too."""
         found: Tensor = functional.embedding_bag(self.rows, self.back, self.first_row, mode="sum")
         return found
 
@@ -115,17 +115,17 @@ class Traffic(Technique[None]):
         return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
-        """Every token arrives and comes home bit for bit."""
+        """Compare every token, at experts and back, bit for bit."""
         rights = {"tokens at experts": self.right, "tokens at home": self.x[self.token]}
         return [equal(what, run.left.moved[what], right) for what, right in rights.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Rows there, and as many as came back."""
+        """Rows sent, and rows returned."""
         rows = sum(self.sent) + sum(self.received)
         return [Form(there_and_back(self.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Of the rows of this rank."""
+        """For the rows of this rank."""
         rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
         return held.there_and_back(self.hidden, rows, dtype.itemsize)
 
@@ -134,7 +134,7 @@ class Traffic(Technique[None]):
         return [[rows * self.hidden // 4 for rows in row] for row in self.matrix]
 
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
-        """Time dispatch and then combine; `ctx` is that of everybody who takes part in an iteration."""
+        """Time dispatch and then combine; `ctx` has all ranks that take part in an iteration."""
         ways = {
             f"dispatch{name}": (Watched(self.dispatch, self.right), self.right.nbytes),
             f"combine{name}": (Watched(self.combine, self.x[self.token]), self.worked.nbytes),
@@ -143,9 +143,9 @@ class Traffic(Technique[None]):
 
 
 class TrafficFp8(Traffic):
-    """The same with a dispatch in fp8: bytes that are written down, and found by quantising what they mean.
+    """The same with a dispatch in fp8, of tokens whose quantised bytes are known in closed form.
 
-    DeepEP's own benchmark is handed tokens in fp8 as well, so that is no part of the time.
+    DeepEP's own benchmark also starts with tokens in fp8, so quantising is not timed.
     """
 
     def __post_init__(self) -> None:
@@ -155,19 +155,19 @@ class TrafficFp8(Traffic):
         self.back = self.x.new_empty(len(self.token), self.hidden)
 
     def right_of(self, rank: int) -> Tensor:
-        """Write down the bytes of any rank's tokens."""
+        """Compute the bytes of any rank's tokens."""
         return pattern(self.words_of(rank))
 
     def work(self) -> None:
-        """Experts give back what that means, in bf16."""
+        """The experts return their inputs' values, in bf16."""
         self.worked = unpacked(self.arrived, TRAINED)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Rows in fp8 there, and as many in bf16 as came back."""
+        """Rows sent in fp8, and rows returned in bf16."""
         return [Form(there_and_back(self.hidden, sum(self.received), sum(self.sent)))]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Copies of the rows that came, what they mean, and copies of those that came back, or sums."""
+        """Copies of the rows that arrived, their values, and copies of the rows that came back, or sums."""
         rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
         return self.right.nbytes + rows * self.hidden * dtype.itemsize
 
@@ -175,9 +175,8 @@ class TrafficFp8(Traffic):
 class Watched:
     """A call as an `Exchange`; all ranks enter it together.
 
-    What every iteration leaves is compared, and what did not come right is counted. It is taken away then, so
-    that no iteration lives on what the one before it brought: memory that is freed and taken again could
-    still hold that.
+    Every iteration's result is compared, and wrong ones are counted. It is then zeroed, so that no iteration
+    passes with the result of the one before: memory that is freed and allocated again could still hold that.
     """
 
     host_clock = False
@@ -189,7 +188,7 @@ class Watched:
         self.wrong = torch.zeros(1, dtype=torch.int64, device=right.device)
 
     def prepare(self, i: int) -> None:
-        """Look at what the one before left, and take it away; the same rows go again."""
+        """Compare the result of the iteration before, and zero it; the same rows are sent again."""
         self.check(i)
         self.left.zero_()
 
@@ -198,16 +197,16 @@ class Watched:
         self.left = self.call()
 
     def check(self, i: int) -> dict[str, Any] | None:
-        """Count what is wrong: nothing is waited for on a GPU."""
+        """Count a wrong result, without waiting for the GPU."""
         self.wrong += (bits(self.left) != bits(self.right)).any()
         return None
 
     def compared(self, i: int) -> int:
-        """All that was left."""
+        """Elements of a result."""
         return self.right.numel()
 
     def entry(self, name: str) -> dict[str, Any]:
-        """How many iterations left what they must not."""
+        """How many iterations gave a wrong result."""
         return equal(f"{name}: iterations that went wrong", self.wrong, torch.zeros_like(self.wrong))
 
 
@@ -225,7 +224,7 @@ def paced(
 
 
 def timed_together(ctx: Context, way: Watched, name: str, iterations: int, budget_s: float) -> list[float]:
-    """Seconds per iteration, of the slowest rank each."""
+    """Seconds of each iteration, on its slowest rank."""
     seconds = timed(ctx, Pattern([way]), name, iterations=iterations, budget_s=budget_s).seconds
     slowest = torch.tensor(seconds, dtype=torch.float64, device=ctx.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)

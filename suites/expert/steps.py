@@ -43,7 +43,7 @@ def dispatch_combine(ctx: Context, *, routing: str, words: int, **sizes: int) ->
 
 @step
 def parity(ctx: Context, *, routing: str, fp8: bool = False, **sizes: int) -> dict[str, Any]:
-    """A mixture of experts, forward and backward, against the unsharded one with everybody's tokens.
+    """A mixture of experts, forward and backward, compared with the unsharded one with all ranks' tokens.
 
     all_to_all: E counts; rows there and back; their gradients there and back: 8 E + 2 W (k T_r + R_r) bytes
     in 5 calls. all_reduce: the router's gradient, hidden x E, in fp32 at least; an expert's is whole where
@@ -76,11 +76,11 @@ def capacity(ctx: Context, *, routing: str, factor: float, **sizes: int) -> dict
 
 @step
 def group_limited(ctx: Context, *, words: int, most_nodes: int, groups: int, **sizes: int) -> dict[str, Any]:
-    """Every token goes to at most `most_nodes` nodes, crosses to each once, and is spread inside it.
+    """Every token goes to at most `most_nodes` nodes, to each once, and is distributed inside it.
 
     H1_r rows of W + 8 k bytes leave rank r in hop 1 (one for each node that a token goes to), H2_r rows of
     W bytes in hop 2; the ways back carry as many rows as came, of W bytes. With 8 n + 8 E bytes of counts
-    that is 6 calls of all_to_all. Row by row, every (token, expert) pair on another node would cross alone.
+    that is 6 calls of all_to_all. Row by row, every (token, expert) pair on another node would be sent alone.
     """
     shape = Shape.dealt(ctx.size, hidden=words, **sizes)
     made = Limited(ctx, shape, nodes_of(ctx, groups), most_nodes)
@@ -134,9 +134,9 @@ def groups(
 ) -> dict[str, Any]:
     """Expert parallelism in groups of s consecutive ranks, all groups at work at once, for every size s.
 
-    `group_sizes` are asked for by kind of device; those count that divide a larger world, and where none does
-    the world is the one group. In a group of s with E experts: E counts, k T_r rows there and R_r back, then
-    D_r rows there and C_r back of W' bytes: 8 E + W (k T_r + R_r) + W' (D_r + C_r) in 5 calls of all_to_all.
+    Of `group_sizes`, by kind of device, those count that divide a larger world; if none does, the world is
+    the only group. In a group of s with E experts: E counts, k T_r rows there and R_r back, then D_r rows
+    there and C_r back of W' bytes: 8 E + W (k T_r + R_r) + W' (D_r + C_r) in 5 calls of all_to_all.
     """
     kind = ctx.device.type
     return every_size(
@@ -190,7 +190,7 @@ def m2n(
     share: tuple[int, int] = (1, 1),
     **sizes: int,
 ) -> dict[str, Any]:
-    """Attention on the first M ranks, experts on the other N, micro-batches taking turns; `share` is M to N.
+    """Attention on the first M ranks, experts on the other N, alternating micro-batches; `share` is M to N.
 
     Per layer and micro-batch an attention rank sends N headers (8 E bytes together) and its k T rows, to each
     expert rank its own, and gets k T rows back; an expert rank the other way round. MegaScale-Infer,
@@ -222,7 +222,7 @@ def m2n_speed(
 
 
 def _held(ctx: Context, technique: RoundTrip | Experts, words: int, **figures: float) -> dict[str, Any]:
-    """Hold a technique to everything; then what it sends, rows of so many words, carries every payload."""
+    """Study a technique; then send every exact payload as it sends its rows, of `words` words."""
     fp8, sent = isinstance(technique, ExpertsFp8), technique.sent
     return {
         **answer(study(ctx, technique)),

@@ -60,7 +60,7 @@ TOKENS = [
     case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
     for kind in ROUTINGS
 ]
-# In words of 16 bytes something is left of a row of 47 numbers.
+# A row of 47 numbers is no multiple of 16 bytes.
 ODD = [
     case_of(
         "expert.parity",
@@ -88,7 +88,7 @@ PARITY_FP8 = [
         holds=held(parity=10, repeat=10, traffic=4, memory=4, delivered=4),
     )
 ]
-# Skewed tokens are too many for some experts, balanced ones for none.
+# Skewed routing exceeds the capacity of some experts, balanced routing of none.
 CAPPED = [
     replace(
         case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
@@ -105,7 +105,7 @@ GROUPS = [
 ]
 OF_SPEED = held(parity=4, repeat=2, traffic=1, memory=0, peaks=1, delivered=1)
 NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
-# With a dispatch in fp8 the bytes are others, and its floors would be.
+# A dispatch in fp8 has other bytes, and would have other floors.
 NARROW = [
     replace(
         sized("expert.throughput", "normal", "fp8", fp8=True, holds=OF_SPEED),
@@ -127,11 +127,11 @@ DIVIDED = [
         holds=held(parity=7, repeat=5, traffic=3, memory=0, peaks=2, delivered=3),
     )
 ]
-# M attention ranks to N expert ranks: halves in every number of micro-batches, and both kinds of uneven.
+# M attention ranks to N expert ranks: halves with every number of micro-batches, and both uneven splits.
 
 
 def apart(micro_batches: int) -> Entries:
-    """Give what an attention rank says; an expert rank says more."""
+    """Give the entries of an attention rank; an expert rank has more."""
     return held(parity=2 + micro_batches, repeat=3 + 7 * micro_batches, traffic=6, delivered=3)
 
 
@@ -168,7 +168,7 @@ ENGINE = [
 
 
 def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
-    """Give the sizes of a layer, with so many times fewer tokens."""
+    """Give the sizes of a layer, with `fewer` times fewer tokens."""
     each = max(model.experts // ranks, 1)
     inner = model.hidden // 4 * model.experts // (each * ranks) // 8 * 8
     tokens = model.tokens(ranks) // fewer

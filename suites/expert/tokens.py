@@ -1,4 +1,4 @@
-"""Tokens that name themselves, sent to their experts and back: every copy must come home as it left."""
+"""Tokens that carry their rank and index, sent to experts and back: every copy must return unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tokens(ctx: Context, rank: int, count: int, words: int) -> Tensor:
 
 @dataclass
 class RoundTrip(Technique[None]):
-    """Every token goes to its experts, and back to its place; `shape.hidden` are its words beside the tags.
+    """Every token goes to its experts, and back to its place; `shape.hidden` are its words besides the tags.
 
     Ranks are those of a group (None: the world), as `ctx` counts them.
     """
@@ -73,19 +73,19 @@ class RoundTrip(Technique[None]):
         return Left(_named(arrived, returned(home, layout.order, slots), totals), None)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Where every token must be: no row is lost or made."""
+        """Where every token must be: no row is lost or duplicated."""
         own = self.everybodys[self.ctx.rank].unsqueeze(1).expand(-1, self.shape.top_k, -1)
         rows = torch.tensor([sum(map(sum, self.sent))] * 2, device=self.ctx.device)
         at_experts = expected_at_experts(self.ctx, self.routed, self.everybodys, self.shape.experts)
         return _named(at_experts, own, rows)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """There and back."""
+        """Both exchanges."""
         rows = rows_of(self.sent, self.ctx.rank)
         return [Form(round_trip(self.shape.experts, self.shape.hidden, rows), self.variant, self.group)]
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Of the rows of this rank."""
+        """For the rows of this rank."""
         went, came = sum(self.sent[self.ctx.rank]), sum(column(self.sent, self.ctx.rank))
         return held.round_trip(self.shape.hidden, went, came)
 
@@ -108,7 +108,7 @@ def expected_at_experts(
 ) -> Tensor:
     """The closed form of what this rank's experts get: expert by expert, source by source, token by token.
 
-    Sources follow each other upwards, or as `sources` says.
+    Sources are in ascending order, or as in `sources`.
     """
     local = experts // ctx.size
     return torch.cat(
@@ -121,23 +121,23 @@ def expected_at_experts(
 
 
 def enlarged(ctx: Context, rows: list[list[int]], words: int) -> list[list[int]]:
-    """Words between any two ranks, so many times more that an exchange is as large as a device deserves."""
+    """Words between any two ranks, multiplied to a size that suits the device."""
     there = scaled(rows, words)
     return scaled(there, enlargement(ctx, even_items(there) * WORD_BYTES))
 
 
 def even_items(there: list[list[int]]) -> int:
-    """Items that an even all_to_all of as many ranks has, that gives no wire less to do than this one."""
+    """Items of an even all_to_all of as many ranks that puts no less on any link than this one."""
     return len(there) * max(map(max, there))
 
 
 def exact(
     ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
 ) -> dict[str, Any]:
-    """Every payload through the splits of dispatch and combine: so many items from each rank to each.
+    """Send every payload by the splits of dispatch and combine: `there` are the items from each rank to each.
 
     Of n ranks the most that one sends another is p bytes. An even all_to_all of n p bytes sends p from each
-    to each, so that on no wire an uneven one has more to do: its limit is that of the even one.
+    to each, so the uneven one puts no more on any link: its limit is that of the even one.
     """
     ways = [(f"{what} dispatch", there), (f"{what} combine", transposed(there))]
     return _carried(ctx, [(*way, dtype) for dtype in PAYLOADS for way in ways], what, among)

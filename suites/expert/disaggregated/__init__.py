@@ -1,1 +1,1 @@
-"""Attention ranks and expert ranks apart: M-to-N dispatch and N-to-M combine."""
+"""Attention and experts on separate ranks: M-to-N dispatch and N-to-M combine."""

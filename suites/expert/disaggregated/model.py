@@ -1,4 +1,4 @@
-"""The model that is taken apart, and how long a pass of it should take."""
+"""The model that is split into attention and experts, and how long a pass of it should take."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Problem:
 
     @property
     def depth(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return len(self.blocks)
 
     def attend(self, layer: int, hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """An attention stage: the residual stream, rows for the experts, their weights, who gets them."""
+        """An attention stage: the residual stream, rows for the experts, their weights and experts."""
         block = self.blocks[layer]
         x, rows = block.prepare(hidden)
         logits = rows.double() @ block.moe.router.weight.double().T
@@ -111,7 +111,7 @@ def problem(
     micro_batches: int,
     ranks: int,
 ) -> Problem:
-    """Draw it, the same on every rank; `ranks` have attention."""
+    """Draw it, the same on every rank; `ranks` is the number of attention ranks."""
     if routing == "zero_tokens":
         raise ValueError("an attention rank without tokens has no attention: take another routing")
     with seeded(key(ctx.seed, _MODEL) >> 1):

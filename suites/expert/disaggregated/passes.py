@@ -1,10 +1,9 @@
-"""Attention ranks and expert ranks apart: M-to-N dispatch, N-to-M combine, micro-batches that take turns.
+"""Attention and experts on separate ranks: M-to-N dispatch, N-to-M combine, micro-batches that alternate.
 
 Ranks 0 to M - 1 hold attention and router, ranks M to M + N - 1 the experts. Two process groups, one for
 each direction: NCCL has no tags and runs a group's transfers in the order in which they are issued, so a
-combine must not stand behind a later dispatch. In a direction every pair keeps one order: layer by layer,
-micro-batch by micro-batch, the counts and then the rows; senders go through receivers, and receivers
-through senders, upwards.
+combine must not queue behind a later dispatch. In each direction every pair keeps one order: by layer, by
+micro-batch, the counts and then the rows; senders and receivers take their peers in ascending order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from suites.expert.routing import counts
 
 @dataclass(frozen=True)
 class Sides:
-    """Who holds what, and the groups of both directions."""
+    """The ranks of each side, and the groups of both directions."""
 
     attention: range
     experts: range
@@ -41,7 +40,7 @@ class Sides:
 
 @contextmanager
 def sides(ctx: Context, attention_ranks: int) -> Iterator[Sides]:
-    """Form both groups, for as long as the work goes well."""
+    """Make both groups; destroy them unless the work fails."""
     if not 0 < attention_ranks < ctx.size:
         raise ValueError(f"{attention_ranks} attention ranks of {ctx.size} leave one side without ranks")
     groups = [dist.new_group(range(ctx.size)) for _ in range(2)]
@@ -59,14 +58,14 @@ class Log:
 
 
 def typical(logs: Sequence[Log]) -> Log:
-    """The stages of all these passes, and the span in the middle."""
+    """The stages of all these passes, and their median span."""
     spans = [log.span_s for log in logs]
     return Log([one for log in logs for one in log.stages], span_s=statistics.median(spans))
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a stage lasts at least, by work that stands for a larger model's."""
+    """The least length of a stage: work in place of a larger model's."""
 
     work: Work
     least_s: float = 0.0
@@ -80,7 +79,7 @@ class Pending:
     buffers: list[Tensor] = field(default_factory=list)
 
     def send(self, parts: Sequence[Tensor], targets: Iterable[int], group: Any) -> None:  # noqa: ANN401
-        """Issue one to every target, together; empty ones are not sent."""
+        """Send one part to every target, all together; empty ones are not sent."""
         some = [(part, target) for part, target in zip(parts, targets, strict=True) if part.numel()]
         self.buffers += [part for part, _ in some]
         self.works += together([dist.P2POp(dist.isend, part, target, group) for part, target in some])
@@ -110,7 +109,7 @@ def together(operations: list[dist.P2POp]) -> list[Any]:
 @contextmanager
 def stage(ctx: Context, log: Log, pace: Pace) -> Iterator[None]:
     """Time a stage."""
-    settle(ctx.device)  # a GPU's stream waits there for what it receives: that is not work
+    settle(ctx.device)  # until the GPU has received its input: that wait is not part of the stage
     began = time.perf_counter()
     yield
     settle(ctx.device)
@@ -139,7 +138,7 @@ def attend_all(ctx: Context, roles: Sides, problem: Problem, pace: Pace, log: Lo
 def _dispatched(
     roles: Sides, pending: Pending, rows: Tensor, chosen: Tensor, experts: int
 ) -> tuple[Tensor, list[int]]:
-    """Counts to every expert rank, then rows to those that get some."""
+    """Send counts to every expert rank, then rows to those that get some."""
     order = sorted_rows(chosen)
     own = counts(chosen, experts).view(len(roles.experts), -1)
     split = own.sum(1).tolist()
@@ -151,7 +150,7 @@ def _dispatched(
 def _combined(  # noqa: PLR0917 - who, where it is noted, and what was kept of the way there
     roles: Sides, log: Log, x: Tensor, weights: Tensor, order: Tensor, split: list[int]
 ) -> Tensor:
-    """What the experts said of every token, weighed and added to the residual."""
+    """Receive the experts' results, and add them to the residual, weighted."""
     back = x.new_empty(sum(split), x.shape[1])
     receive(list(cut(back, split)), roles.experts, roles.combine)
     log.arrived.append(back)
@@ -160,7 +159,7 @@ def _combined(  # noqa: PLR0917 - who, where it is noted, and what was kept of t
 
 
 def serve_all(ctx: Context, roles: Sides, problem: Problem, pace: Pace, log: Log) -> None:
-    """An expert rank's pass: take what every attention rank sends, work, send it back."""
+    """An expert rank's pass: receive rows from every attention rank, compute, send the results back."""
     pending, local = Pending(), problem.shape.experts // len(roles.experts)
     first = (ctx.rank - roles.experts.start) * local
     for layer in range(problem.depth):
@@ -175,7 +174,7 @@ def serve_all(ctx: Context, roles: Sides, problem: Problem, pace: Pace, log: Log
 
 
 def _arrived(ctx: Context, roles: Sides, problem: Problem, local: int) -> tuple[Tensor, Tensor]:
-    """Rows, and how many from each attention rank (rows of the header) for each expert here."""
+    """Receive rows, and how many from each attention rank (rows of the header) for each expert here."""
     header = torch.empty(len(roles.attention), local, dtype=torch.int64, device=ctx.device)
     receive(list(header.unbind(0)), roles.attention, roles.dispatch)
     split = header.sum(1).tolist()
@@ -185,7 +184,7 @@ def _arrived(ctx: Context, roles: Sides, problem: Problem, local: int) -> tuple[
 
 
 def worked(experts: nn.ModuleList, arrived: Tensor, header: Tensor) -> Tensor:
-    """Every expert on all its rows at once, each result in the place of its row."""
+    """Run every expert on all its rows at once; results are in the order of the rows."""
     numbers = torch.arange(len(experts), device=arrived.device).repeat(header.shape[0])
     order = numbers.repeat_interleave(header.flatten()).argsort(stable=True)
     parts = cut(arrived[order], header.sum(0).tolist())
@@ -195,7 +194,7 @@ def worked(experts: nn.ModuleList, arrived: Tensor, header: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_pass(ctx: Context, roles: Sides, problem: Problem, pace: Pace) -> tuple[list[Tensor], Log]:
-    """One pass over all micro-batches and layers: where they end, or on an expert rank what it was given."""
+    """Run all micro-batches through all layers; give the results, or on an expert rank what it received."""
     log = Log()
     found = log.arrived
     ctx.progress.phase(f"{len(problem.batches[0])} micro-batches")

@@ -1,4 +1,4 @@
-"""How busy both sides were, and how fast the M-to-N pattern is beside an all_to_all that moves the same."""
+"""How busy both sides were, and how fast the M-to-N pattern is compared with an equal all_to_all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pace_figures(
 ) -> dict[str, float]:
     """Utilisation of both sides and span of the pass, measured and by the formula.
 
-    The gain is that in utilisation, of m micro-batches over one: m times the span of one, over that of all.
+    The gain in utilisation of m micro-batches over one is m times the span of one over the span of all.
 
     The transfer time is what a pass of one micro-batch takes beyond its stages: (span / L - Ta - Te) / 2.
     """
@@ -64,9 +64,9 @@ def pace_figures(
 def pattern_speed(
     ctx: Context, roles: Sides, sizes: list[int], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Hold and time each size both ways, and judge them together; `pattern` is the last size's.
+    """Check and time each size by both methods, which are judged together; `pattern` is the last size's.
 
-    By itself M-to-N is judged at that size alone: of small messages it tells how the host issues them.
+    M-to-N by itself is judged only at that size: with small messages its time is the host's.
     """
     edges = [Edges(ctx, roles, size) for size in sizes]
     told = answer(*(study(ctx, one) for one in edges))
@@ -91,7 +91,7 @@ def pattern_speed(
 
 
 class Edges(Technique[None]):
-    """So many bytes from each attention rank to each expert rank: by isend and irecv, and by all_to_all."""
+    """`size_bytes` from each attention rank to each expert rank: by isend and irecv, and by all_to_all."""
 
     dtypes = (torch.int64,)
 
@@ -107,7 +107,7 @@ class Edges(Technique[None]):
         }
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
-        """Send both ways."""
+        """Send by both methods."""
         for way in self.ways.values():
             way.prepare(0)
         with seen():
@@ -115,21 +115,21 @@ class Edges(Technique[None]):
         return Left({}, None, found)
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
-        """Every word has come, and names itself."""
+        """Compare every word with the one that must arrive."""
         counts = {name: (way.check(0) or {"count": 0})["count"] for name, way in self.ways.items()}
         return [{"what": name, "error": float(count), "tolerance": 0.0} for name, count in counts.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
-        """Of this rank's side."""
+        """For this rank's side."""
         return [Form(issued.edges(self.peers, self.size_bytes, self.sends))]
 
     def moved(self, name: str, roles: Sides, seconds: list[float], ways: int = 1) -> dict[str, Any]:
-        """What is judged: how many send how much to each of how many, so many times."""
+        """What is judged: how many ranks send how much to each of how many, `ways` times."""
         sent = [_FANNED, self.size_bytes, [len(roles.attention), len(roles.experts)]]
         return {"name": name, "moves": [sent] * ways, "seconds": seconds}
 
 
 def sent_by(way: Dealt) -> Tensor:
-    """Exchange the same words once more, and give what came."""
+    """Exchange the same words once more, and give what arrived."""
     way.run(0)
     return way.output

@@ -38,7 +38,7 @@ def row_matrices(problem: Problem, roles: Sides, ranks: int) -> tuple[Matrix, Ma
 
 
 def expected_traffic(problem: Problem, roles: Sides, rows: list[list[list[int]]], rank: int) -> Expected:
-    """Calls and bytes of sends and receives of a pass, from `batch_rows`; what has no rows is not sent."""
+    """Calls and bytes of sends and receives of a pass, from `batch_rows`; empty messages are not sent."""
     shape = problem.shape
     row_bytes = shape.hidden * problem.dtype.itemsize
     if rank in roles.attention:
@@ -53,7 +53,7 @@ def expected_traffic(problem: Problem, roles: Sides, rows: list[list[list[int]]]
 
 
 def exact_both_ways(ctx: Context, roles: Sides, problem: Problem) -> Corruptions:
-    """Integers there and back, as many rows from each to each as in a layer."""
+    """Send exact integers there and back, as many rows from each to each as in a layer."""
     matrices = row_matrices(problem, roles, ctx.size)
     there, back = (scaled(matrix, problem.shape.hidden) for matrix in matrices)
     exchanges = [

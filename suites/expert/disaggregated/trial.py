@@ -1,4 +1,4 @@
-"""A trial of disaggregated experts: against the co-located model in every dtype, again, and against time."""
+"""Disaggregated experts compared with the co-located model in every dtype and a second run, and timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Draw = Callable[[torch.dtype], Problem]  # the same problem in any dtype
 
 
 def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float) -> dict[str, Any]:
-    """Study it, and run it once more with stages of their length."""
+    """Study a pass, and time it with stages of at least `stage_s`."""
     made = draw(EXACT)
     free = Pace(Work(ctx.device))
     paced = replace(free, least_s=stage_s)
@@ -83,7 +83,7 @@ class Apart(Technique[Log]):
         return {f"{what}:{i}": end for i, end in enumerate(ends)}
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Log]:
-        """One pass, when the one before is over everywhere."""
+        """Run one pass, after the previous one has ended on all ranks."""
         timing.barrier(self.ctx)
         with seen():
             ends, log = run_pass(self.ctx, self.roles, self.made[dtype], self.pace)
@@ -95,7 +95,7 @@ class Apart(Technique[Log]):
         return self.named(self.made[dtype].expected(self.ctx.rank, self.ctx.size))
 
     def peak(self, dtype: torch.dtype) -> int | str:
-        """Nothing that anybody could keep too long."""
+        """None: a pass keeps all rows on purpose."""
         return "a pass keeps all rows itself: what came to be compared, and what was sent until its end"
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
