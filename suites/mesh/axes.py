@@ -25,8 +25,8 @@ def needs(ctx: Context, ranks: int, what: str) -> None:
 class Mesh:
     """torch's mesh of a layout.
 
-    DTensor keeps what it once derived for a mesh, group names and all, and takes two meshes of the same ranks
-    and names for one. So the names carry a number: a later mesh must not get the groups of one that is gone.
+    DTensor caches what it derives for a mesh, with group names, and takes meshes of the same ranks and axis
+    names for one. So the names carry a number: a later mesh must not get the groups of one that is gone.
     """
 
     _numbers = itertools.count()
@@ -43,10 +43,10 @@ class Mesh:
 
     @cached_property
     def shards(self) -> DeviceMesh:
-        """The ranks among which fully_shard deals out parameters: dp; or dp and cp together."""
+        """The ranks among which fully_shard shards parameters: dp; or dp and cp together."""
         if "cp" not in self.layout.names:
             return self.axis("dp")
-        if "tp" in self.layout.names:  # a weight that tp divides is divided again: both must be of one mesh
+        if "tp" in self.layout.names:  # a weight that tp divides is divided again, on the same mesh
             return self._mesh[self._name("dp"), self._name("cp")]._flatten(self._name("dp_cp"))
         return DeviceMesh(self._kind, self._ranks.flatten(), mesh_dim_names=(self._name("dp_cp"),))
 
@@ -56,7 +56,7 @@ class Mesh:
 
     @property
     def used(self) -> list[Among]:
-        """The axes along which this rank meets others."""
+        """The axes with several ranks."""
         several = [name for name in self.layout.names if self.layout.size(name) > 1]
         return [Among.of(self.group(name), name) for name in several]
 
@@ -66,7 +66,7 @@ class Mesh:
 
 @contextmanager
 def laid_out(ctx: Context, layout: Layout) -> Iterator[Mesh]:
-    """Make the mesh; its groups last as long as the work goes well."""
+    """Make the mesh; destroy its groups unless the work fails."""
     mesh = Mesh(ctx, layout)
     groups = [mesh.group(name) for name in layout.names]
     groups += [mesh.shards.get_group()] if "cp" in layout.names else []

@@ -47,7 +47,7 @@ class RingedAttention(Attention):
 
 
 def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
-    """Divide a model, or a stage of one, along every axis of several ranks; pipelines are others' business.
+    """Divide a model, or a stage of one, along every axis of several ranks except pp.
 
     `reshard`: gathered parameters are freed after forward and gathered again for backward.
     """
@@ -58,21 +58,21 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
             block.attention = RingedAttention(block.attention, sequence)
     if task.tp > 1:
         parallelize_module(model, mesh.axis("tp"), plan_of(model))
-        model.register_forward_hook(lambda _module, _inputs, out: out.clone())  # joined logits are a view
-    # Of one rank too: it brings gradients into the layout of their parameters.
+        model.register_forward_hook(lambda _module, _inputs, out: out.clone())  # gathered logits are a view
+    # With one rank too: it brings gradients into the layout of their parameters.
     for module in (*blocks, model):
         fully_shard(module, mesh=mesh.shards, reshard_after_forward=reshard)
 
 
 def sequence_of(task: Task, mesh: Mesh) -> Sequence:
-    """Who has which positions, zig-zag, among the ranks of this rank's ring."""
+    """Which rank of this rank's ring has which positions, zig-zag."""
     spans = tuple(Span.of(positions, task.ctx.device) for positions in task.positions)
     own = task.layout.place(task.ctx.rank, "cp")
     return Sequence(own, spans[own], spans, causal=True, group=mesh.group("cp"))
 
 
 def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
-    """Embedding and head by words, blocks by heads and hidden features; logits are joined."""
+    """Split embedding and head by words, blocks by heads and hidden features; logits are gathered."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
         if isinstance(module, Block):
@@ -85,12 +85,12 @@ def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def is_cut(grad: Tensor) -> bool:
-    """Whether a distributed gradient is divided along tp, beside fully_shard's one dimension."""
+    """Whether a distributed gradient is divided along tp too, and not only by fully_shard."""
     return isinstance(grad, DTensor) and grad.device_mesh.ndim > 1
 
 
 class Divided:
-    """The whole model, divided, at work on one rank."""
+    """One rank's part of the whole model."""
 
     updates: Updates
 
@@ -100,22 +100,22 @@ class Divided:
         divided(task, mesh, self.model, reshard)
         self.optimizer = optimizer_of(self.model.parameters())
         self.norms = clipping.clip(self.optimizer, task.clip, self._counts)
-        self.waiting_bytes = 0  # of parameters that stand there between forward and backward
+        self.waiting_bytes = 0  # of parameters that are held between forward and backward
         self.model.register_forward_hook(self._wait)
 
     def module(self, whole: Llama) -> nn.Module:
-        """What of the model this rank's axes divide."""
+        """The module that is divided: here the whole model."""
         return whole
 
     def _counts(self, grad: Tensor) -> bool:
-        """Whether a gradient counts here: what tensor parallelism left whole is on all ranks along tp."""
+        """Whether a gradient counts in the norm here: one that is whole along tp counts on one rank."""
         return self.task.layout.place(self.task.ctx.rank, "tp") == 0 or is_cut(grad)
 
     def _wait(self, *_: object) -> None:
         self.waiting_bytes = memory.parameter_bytes(self.model)
 
     def step(self, number: int) -> dict[str, Tensor]:
-        """Train with this rank's tokens; give loss and logits where they are."""
+        """Train with this rank's tokens; give loss and logits where this rank has them."""
         x, y = (self.task.own(one) for one in self.task.batch(number))
         self.optimizer.zero_grad()
         found = self.forth_and_back(x, y)
@@ -130,11 +130,11 @@ class Divided:
         return {"loss": found.detach(), "logits": logits.detach()}
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Those of its part of the model."""
+        """The weights of this rank's part of the model."""
         return dict(self.model.named_parameters())
 
     def part(self, whole: Named) -> dict[str, Tensor]:
-        """Its tensor-parallel part of each weight and gradient, and of that its shard of rows."""
+        """This rank's tensor-parallel part of each weight and gradient, and of that its shard of rows."""
         task, layout = self.task, self.task.layout
         rank, own = task.ctx.rank, self.weights()
         shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")

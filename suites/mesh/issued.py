@@ -1,10 +1,10 @@
 """What a mesh issues and holds: how ranks lie along axes, and what the dense steps exchange along each.
 
-The controller computes here what it expects of each rank, and the ranks what they expect of themselves; of
-mixtures of experts in `suites.mesh.moe.issued`.
+Both the controller and the ranks compute here what they expect; for mixtures of experts it is in
+`suites.mesh.moe.issued`.
 
 Axes are named from the outermost to the innermost; neighbouring ranks differ in the innermost. Ranks are
-numbered node by node, so the innermost axis, which talks most, stays inside a node and the outer ones cross
+numbered node by node, so the innermost axis, which sends most, stays inside a node and the outer ones cross
 (the order of "The Llama 3 Herd of Models", 2024, section 3.3.2, with torchtitan's pipelines outermost).
 
 A block of width d, H query and K key-value heads of c channels and h hidden features has 2 d in its norms
@@ -63,11 +63,11 @@ class Layout:
         return self.sizes[self.names.index(name)] if name in self.names else 1
 
     def place(self, rank: int, name: str) -> int:
-        """Where along an axis a rank is."""
+        """A rank's index along an axis."""
         return rank // self._stride(name) % self.size(name) if name in self.names else 0
 
     def line(self, rank: int, names: Collection[str]) -> list[int]:
-        """The ranks that a rank meets along these axes together."""
+        """The ranks of a rank's group along these axes together."""
         fixed = [name for name in self.names if name not in names]
         place = [self.place(rank, name) for name in fixed]
         ranks = range(math.prod(self.sizes))
@@ -112,7 +112,7 @@ class Sizes:
 
     Stages of a pipeline take the rows in `micro_batches`.
 
-    Matrices are as small as leaves every rank whole heads and whole rows of each (fully_shard would pad).
+    Matrices are the smallest of which every rank has whole heads and whole rows (fully_shard would pad).
     """
 
     rank: int
@@ -158,18 +158,18 @@ class Sizes:
 
     @property
     def shards(self) -> int:
-        """Parts of each of those by fully_shard."""
+        """Parts of each of those parts by fully_shard."""
         return self.layout.size("dp") * self.layout.size("cp")
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads: the fewest whose rows divide among all, or as often as many as make the width."""
+        """Key-value heads: the fewest whose rows divide among all ranks, multiplied up to the least width."""
         fewest = self.tp * self.shards // math.gcd(self.shards, self.channels)
         return fewest * max(self.least_width // (GROUPED * fewest * self.channels), 1)
 
     @property
     def width(self) -> int:
-        """Of the activations: as many channels as all query heads have."""
+        """Width of the activations: the channels of all query heads."""
         return GROUPED * self.kv_heads * self.channels
 
     @property
@@ -193,7 +193,7 @@ def sizes_of(
     per_stage: int = 1,
     **more: Any,  # noqa: ANN401 - JSON's
 ) -> Sizes:
-    """Give the sizes of a step as it is asked for, on a rank of nodes that have so many each."""
+    """Give the sizes of a requested step on a rank, from the ranks per node."""
     layout = divide(per_node, *AXES[name])
     stages = layout.size("pp")
     count = per_stage * stages  # 1F1B needs one micro-batch for each stage at least
@@ -201,7 +201,7 @@ def sizes_of(
 
 
 def lines(sizes: Sizes, item: int) -> dict[str, tuple[frozenset[str], Calls]]:
-    """What is issued, and along which axes of several ranks: those among the same ranks are one line."""
+    """What is issued, and along which axes of several ranks: axes with the same ranks are one line."""
     layout = sizes.layout
     of_axis = {"pp": edges, "dp": sharding, "tp": tensor, "cp": ring}
     found: dict[str, tuple[Sequence[str], Calls]] = {}
@@ -221,7 +221,7 @@ def lines(sizes: Sizes, item: int) -> dict[str, tuple[frozenset[str], Calls]]:
 
 
 def both(one: Calls, other: Calls) -> Calls:
-    """What is issued where both are."""
+    """The sum of two patterns."""
     ops = dict.fromkeys((*one, *other))
     pairs = {op: (one.get(op, (0, 0)), other.get(op, (0, 0))) for op in ops}
     return {op: (a[0] + b[0], a[1] + b[1]) for op, (a, b) in pairs.items()}
@@ -238,7 +238,7 @@ def groups(sizes: Sizes) -> list[int]:
 
 
 def sharding(sizes: Sizes, item: int) -> Calls:
-    """Of fully_shard; a stage's parameters stay gathered between its micro-batches."""
+    """What fully_shard issues; a stage's parameters stay gathered between its micro-batches."""
     if sizes.shards == 1:
         return {}
     gathers = 1 if "pp" in sizes.layout.names else 2
@@ -248,7 +248,7 @@ def sharding(sizes: Sizes, item: int) -> Calls:
 
 
 def tensor(sizes: Sizes, item: int) -> Calls:
-    """Of tensor parallelism."""
+    """What tensor parallelism issues."""
     if sizes.tp == 1:
         return {}
     x = activation_bytes(sizes, item)
@@ -260,7 +260,7 @@ def tensor(sizes: Sizes, item: int) -> Calls:
 
 
 def ring(sizes: Sizes, item: int) -> Calls:
-    """Of ring attention, whose gradients are added up in fp32 at least."""
+    """What ring attention issues; its gradients are added up in fp32 at least."""
     ranks = sizes.layout.size("cp")
     keys, gradients = sizes.layers * 2 * (ranks - 1), sizes.layers * ranks
     # K and V have H / K times fewer channels than X, and a rank those of its heads.
@@ -270,14 +270,14 @@ def ring(sizes: Sizes, item: int) -> Calls:
 
 
 def edges(sizes: Sizes, item: int) -> Calls:
-    """Of a pipeline's rank, to each of its neighbours and back."""
+    """What a rank of a pipeline sends to its neighbours, and receives from them."""
     neighbours = (not sizes.first) + (not sizes.last)
     calls = (neighbours * sizes.micro_batches, neighbours * activation_bytes(sizes, item))
     return dict.fromkeys(("send", "recv"), calls) if neighbours else {}
 
 
 def activation_bytes(sizes: Sizes, item: int) -> int:
-    """X of one rank and step."""
+    """Bytes of X on one rank in a step."""
     return sizes.rows * sizes.tokens * sizes.width * item
 
 
@@ -289,7 +289,7 @@ def _items(name: str, asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Lines]:
-    """Give what each rank of a planned case issues, of nodes that have so many ranks each."""
+    """Give what each rank of a planned case issues, from the ranks per node."""
     name, dims = step.partition(".")[2], {key: one for key, one in asked.items() if key != "at_size"}
     dense = None if name in moe.STEPS else sizes_of(name, per_node, 0, **dims)
 
@@ -309,14 +309,14 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
 
 
 def holds(sizes: Sizes, item: int) -> dict[str, int]:
-    """A rank's part of each state; and of parameters what stands there between forward and backward."""
+    """A rank's part of each state; and the parameters that it holds between forward and backward."""
     share = sum(groups(sizes)) // sizes.shards * item
     between = share * (sizes.shards if "pp" in sizes.layout.names else 1)
     return {**held.states(share), "params between forward and backward": between}
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> list[Held]:
-    """Give what each rank of a planned case holds, of nodes that have so many ranks each."""
+    """Give what each rank of a planned case holds, from the ranks per node."""
     name, dims = step.partition(".")[2], {key: one for key, one in asked.items() if key != "at_size"}
     dense = None if name in moe.STEPS else sizes_of(name, per_node, 0, **dims)
 

@@ -1,8 +1,8 @@
-"""On which nodes the ranks of every axis are: what each says of its machine, through the axis' own group.
+"""On which machines the ranks of every axis are, as each rank reports through the axis' own group.
 
 An axis of a mesh is where it should be if its group spans as many machines as it would with the ranks
 numbered node by node: 1 for an axis that fits into a node, more for one that does not. Where a technique says
-which ranks an axis is meant to have, it is as many as those would span.
+which ranks an axis is meant to have, it must span as many machines as those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEY_BYTES = 16
 
 
 def machine() -> tuple[str, str]:
-    """The host name, and what tells this machine from every other: its boot and its network namespace."""
+    """The host name, and what identifies this machine: its boot and its network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname(), f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
@@ -48,7 +48,7 @@ def entries(
 
 
 def _told(ctx: Context, axis: Among) -> list[tuple[str, str]]:
-    """What every rank of an axis says of its machine."""
+    """What every rank of an axis reports about its machine."""
     name, key = machine()
     said = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0") + hashlib.sha256(key.encode()).digest()
     said = said[: _NAME_BYTES + _KEY_BYTES]

@@ -1,4 +1,4 @@
-"""A Llama on all axes of a mesh, which may be cut into stages: those are on torch's 1F1B schedule."""
+"""A Llama on all axes of a mesh; if it is cut into stages, they run torch's 1F1B schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suites.pipeline.stages import meta
 
 
 class Part(nn.Module):
-    """Some blocks of a Llama, with the names that they have in it; the ends of the model at its ends."""
+    """Some blocks of a Llama, by their names in it; the first and the last stage have the model's ends."""
 
     def __init__(self, whole: Llama, numbers: range, *, first: bool, last: bool) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class Part(nn.Module):
 def forms(
     shape: tuple[int, int], dtype: torch.dtype, *, width: int, words: int, first: bool, last: bool
 ) -> tuple[Tensor, Tensor]:
-    """What a micro-batch of (rows, tokens) is before and after a stage: numbers, activations or logits."""
+    """Shapes of a micro-batch of (rows, tokens) before and after a stage: tokens, activations or logits."""
     taken = meta(shape, torch.int64, False) if first else meta((*shape, width), dtype)
     return taken, meta((*shape, words if last else width), dtype)
 
 
 class Staged(Divided):
-    """This rank's stage at work. Parameters gathered for the first micro-batch stay until the last."""
+    """This rank's stage. Parameters gathered for the first micro-batch stay until the last."""
 
     def __init__(self, task: Task, mesh: Mesh, dtype: torch.dtype) -> None:
         super().__init__(task, mesh, dtype, reshard=False)
@@ -68,7 +68,7 @@ class Staged(Divided):
         self._schedule = pipelining.Schedule1F1B(stage, task.micro_batches, loss_fn=loss_of)
 
     def module(self, whole: Llama) -> nn.Module:
-        """Its stage."""
+        """This rank's stage."""
         task = self.task
         numbers = range(task.stage * task.blocks, (task.stage + 1) * task.blocks)
         return Part(whole, numbers, first=task.first, last=task.last)
@@ -93,15 +93,15 @@ class Dense(Combined[Divided]):
         self.staged = "pp" in task.layout.names
 
     def make(self, dtype: torch.dtype) -> Divided:
-        """Divide a stage of it, or all of it."""
+        """Make this rank's part of a stage, or of the whole model."""
         return (Staged if self.staged else Divided)(self.task, self.mesh, dtype)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Train it alone."""
+        """Train the whole model alone."""
         return unsharded(self.task, dtype)
 
     def issued(self, dtype: torch.dtype) -> Issued:
-        """What each technique exchanges along its axis, among the ranks that meet there."""
+        """What each technique exchanges along its axis, and among which ranks."""
         rank, layout = self.ctx.rank, self.task.layout
         found = lines(self.task, dtype.itemsize)
         return {label: (layout.line(rank, axes), calls) for label, (axes, calls) in found.items()}
@@ -111,5 +111,5 @@ class Dense(Combined[Divided]):
         return holds(self.task, dtype.itemsize)
 
     def found(self, engine: Divided) -> dict[str, int]:
-        """As well the parameters that stand there between forward and backward."""
+        """Add the parameters that are held between forward and backward."""
         return {**super().found(engine), "params between forward and backward": engine.waiting_bytes}

@@ -1,8 +1,8 @@
 """What the ranks run for combinations of parallel axes on one device mesh.
 
 The dense steps lay all ranks of their world out along named axes (`suites.mesh.issued.divide`), train
-a small Llama that is divided along all of them, and hold it beside the unsharded one on the same rank. Where
-ranks are few, some axes have one rank, and their technique has nothing to do:
+a small Llama that is divided along all of them, and compare it with the unsharded one on the same rank. In
+small worlds some axes have one rank, and their technique has nothing to do:
 
     ranks         2          4          8          16         8 nodes x 8
     fsdp_tp       2 x 1      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
@@ -11,11 +11,11 @@ ranks are few, some axes have one rank, and their technique has nothing to do:
     fsdp_cp_tp               1 x 2 x 2  2 x 2 x 2  2 x 2 x 4  2 x 4 x 8       dp x cp x tp
     loss_curve    1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
 
-That is on one node, or on nodes that the innermost axis fits into. `large` are the sizes of training: the
-model's width at least, and the channels of a head. What an axis exchanges is counted in its own groups; the
-closed forms are those of `suites.mesh.issued`, with their sources. Gradients are clipped by the norm of all
-(`clip`; 0: they are not), of which a weight that is whole along tp counts once. "placement" says for every
-axis on which machines its ranks are (`suites.mesh.placement`).
+That is on one node, or on nodes that the innermost axis fits into. At the size of training `least_width` is
+the least width of the model, and `channels` those of a head. What an axis exchanges is counted in its own
+groups; the closed forms and their sources are in `suites.mesh.issued`. Gradients are clipped by the norm of
+all (`clip`; 0: they are not), in which a weight that is whole along tp counts once. "placement" says for
+every axis on which machines its ranks are (`suites.mesh.placement`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def fsdp_tp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSO
 def loss_curve(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON's
     """The loss of every one of many steps of `fsdp_tp`, in fp64 alone.
 
-    Over many steps bf16 shows how rounding adds up, which is as large as the difference looked for; `fsdp_tp`
-    holds bf16 over a few. Traffic and memory are those of `fsdp_tp`.
+    Over many steps the rounding of bf16 adds up to as much as the difference looked for; `fsdp_tp` checks
+    bf16 over a few steps. Traffic and memory are those of `fsdp_tp`.
     """
     return _dense(ctx, "loss_curve", dtypes=(EXACT,), **sizes)
 
@@ -99,12 +99,12 @@ def pp_fsdp_tp(ctx: Context, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401 - 
 
 @step
 def ep_dp(ctx: Context, **dims: int) -> dict[str, Any]:
-    """A mixture of experts: dense weights on all n ranks, experts over e of them, n / e times over.
+    """A mixture of experts: dense weights on all n ranks, experts over e ranks, in n / e copies.
 
     n / e is 2 where n is even and at least 4, else 1. Per block and micro-batch, among e ranks, 5 all_to_all:
     8 E bytes of counts, rows there and back and their gradients, 2 d (k T + R) numbers (T tokens of the rank,
     R rows to its experts). Once in a step an all_reduce of dense gradients among n, and one of experts' among
-    n / e, both divided by n: an expert has met the tokens of its whole set (arXiv:2504.14960, section 3).
+    n / e, both divided by n: an expert has seen the tokens of its whole set (arXiv:2504.14960, section 3).
     """
     return run.run(ctx, "ep_dp", dims)
 
@@ -124,7 +124,7 @@ def five_axes(ctx: Context, **dims: int) -> dict[str, Any]:
 
 @step
 def ep_fsdp(ctx: Context, **dims: int) -> dict[str, Any]:
-    """Experts over half of the ranks, twice, and fully_shard: of experts along edp, of the rest over all.
+    """Two copies of the experts, each over half of the ranks; fully_shard along edp, of the rest over all.
 
     ep: as in `ep_dp`. dp_cp and edp: 2 all-gathers and 1 reduce-scatter of every group of weights, for every
     micro-batch; a rank has 1/n of each state of dense weights and 1/2 of that of its experts (bytes and
@@ -138,10 +138,10 @@ def ep_fsdp(ctx: Context, **dims: int) -> dict[str, Any]:
 def zero1_pp_ep(ctx: Context, **dims: int) -> dict[str, Any]:
     """Stages of experts, trained with ZeRO-1, as DeepSeek-V3 is: two stages of n/2 ranks.
 
-    4 ranks: experts over the 2 of a stage. 8 and more: over half of a stage's, twice. pp and ep: as in
+    4 ranks: experts over the 2 of a stage. 8 and more: two copies, each over half of them. pp and ep: as in
     `five_axes`. Once in a step dp_cp and edp reduce-scatter gradients in fp32 and all-gather weights; a rank
     has 1/(n/2) of the masters and optimizer state of dense weights, and 1/2 of those of its experts where
-    they are there twice (arXiv:2412.19437, section 3.2; bytes: `moe.zero`).
+    there are two copies (arXiv:2412.19437, section 3.2; bytes: `moe.zero`).
     """
     needs(ctx, 4, "two stages of two ranks")
     return run.run(ctx, "zero1_pp_ep", dims, ZeroMixture)
@@ -153,7 +153,7 @@ def _dense(
     dtypes: Sequence[torch.dtype] = (EXACT, TRAINED),
     **sizes: Any,  # noqa: ANN401 - JSON's
 ) -> dict[str, Any]:
-    """Train it on the mesh of its layout."""
+    """Train the model on the mesh of its layout."""
     per_node = [ctx.hosts.count(host) for host in dict.fromkeys(ctx.hosts)]
     task = Task(**vars(sizes_of(name, per_node, ctx.rank, **sizes)), ctx=ctx)
     with laid_out(ctx, task.layout) as mesh:

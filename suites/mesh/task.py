@@ -1,7 +1,7 @@
 """What the dense steps train on a mesh: a small Llama, its data, and the run on one rank that it must equal.
 
-Rank (d, c) of the axes dp and cp has its rows of every batch, and of those its positions; the loss is a mean
-over tokens, of which every rank has as many, so the mean of the ranks' gradients is the gradient of the whole
+Rank (d, c) of the axes dp and cp has its rows of every batch, and of these its positions. The loss is a mean
+over tokens, and every rank has equally many, so the mean of the ranks' gradients is the gradient of the whole
 batch. Weights are numbers that bf16 holds, so that runs in bf16 and fp64 start from the same place.
 """
 
@@ -37,9 +37,9 @@ class Task(Sizes):
     def __post_init__(self) -> None:
         """Refuse what does not fit.
 
-        A parameter takes 36 bytes: 12 of the unsharded run in fp32, 6 of that in bf16, 12 while results are
-        compared, and 6 of its own runs. Scores of one sequence are there five times over in fp32, backward,
-        and all logits in fp32 and bf16. Both unsharded runs take 6 operations per parameter and token.
+        A parameter takes 36 bytes: 12 in the unsharded run in fp32, 6 in that in bf16, 12 while results are
+        compared, and 6 in this rank's runs. Backward has the scores of one sequence five times in fp32, and
+        all logits in fp32 and bf16. Both unsharded runs take 6 operations per parameter and token.
         """
         block = self.width * (3 * self.width + 3 * self.hidden)
         elements = self.layers * block + 2 * self.width * self.hidden
@@ -72,7 +72,7 @@ class Task(Sizes):
 
     @property
     def own_positions(self) -> Tensor:
-        """Those of this rank."""
+        """The positions of this rank."""
         own: Tensor = self.positions[self.layout.place(self.ctx.rank, "cp")].to(self.ctx.device)
         return own
 

@@ -1,4 +1,4 @@
-"""Training on a mesh as one technique, its traffic held axis by axis; and what its step answers."""
+"""Training on a mesh as one technique, with its traffic compared axis by axis; and the answer of its step."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group or ranks, and 
 
 
 class Engine(Protocol):
-    """A model at work on one rank, divided along all axes."""
+    """A model on one rank, divided along all axes."""
 
     optimizer: torch.optim.Optimizer
     updates: Updates
 
     def step(self, number: int) -> Named:
-        """Train with this rank's tokens of a batch; give what of its results is seen here."""
+        """Train with this rank's tokens of a batch; give the results that this rank has."""
 
     def weights(self) -> Mapping[str, nn.Parameter]:
         """This rank's parameters, by their names in the whole model."""
 
     def part(self, whole: Named) -> Named:
-        """What this rank is to hold of whole results."""
+        """This rank's part of whole results."""
 
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
 
 
 class Combined(Technique[AnEngine]):
-    """Several axes together. `adding`: ranks that add up a gradient, at most."""
+    """Several axes together. `adding`: the most ranks that add up a gradient."""
 
     joined = ("grad", "param")
     ctx: Context
@@ -94,7 +94,7 @@ class Combined(Technique[AnEngine]):
         return Left({name: tensor.clone() for name, tensor in found.items()}, engine)
 
     def part(self, whole: Named, kept: AnEngine) -> Named:
-        """What its engine is to hold."""
+        """The engine's part of whole results."""
         return kept.part(whole)
 
     def summands(self, what: str) -> int:
@@ -106,11 +106,11 @@ class Combined(Technique[AnEngine]):
         return [Form(calls, name, group) for name, (group, calls) in self.issued(dtype).items()]
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
-        """The updates."""
+        """Compare the updates with their rule."""
         return run.kept.updates.entries(parameters_of(run.kept.weights()))
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
-        """Stand what the engine holds beside the closed form."""
+        """Compare what the engine holds with the closed form."""
         return memory.entries(self.found(run.kept), self.holds(dtype))
 
     def found(self, engine: AnEngine) -> dict[str, int]:
@@ -139,24 +139,24 @@ def stacked(steps: Sequence[Named]) -> dict[str, Tensor]:
 
 
 def trained(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Gradients of the last step and parameters, of distributed ones this rank's part."""
+    """Gradients of the last step and parameters; of distributed tensors this rank's part."""
     return {**of_kind("grad", gradients_of(weights)), **of_kind("param", parameters_of(weights))}
 
 
 def gradients_of(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Of distributed ones this rank's part, as below."""
+    """The gradients; of distributed tensors this rank's part."""
     return {name: memory.local(gradient_of(weight)) for name, weight in weights.items()}
 
 
 def parameters_of(weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The weights themselves."""
+    """The weights, likewise."""
     return {name: memory.local(weight) for name, weight in weights.items()}
 
 
 def told(
     ctx: Context, technique: Combined[Any], axes: Sequence[Among], patterns: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Study it, time a step more, and send each axis' own pattern with exact payloads."""
+    """Study the technique, time one more step, and send each axis' pattern with exact payloads."""
     if ctx.at_size:
         return at_size(ctx, technique)
     found = study(ctx, technique)

@@ -15,7 +15,7 @@ CLIP = 0.25
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
-# The least of any world: more axes have something to exchange in larger ones, and inner stages have less to
+# The least of any world: in larger ones more axes have something to exchange, and inner stages have less to
 # compare than the first and the last.
 STEPS = [
     case_of(

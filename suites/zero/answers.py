@@ -1,4 +1,4 @@
-"""The techniques of data parallelism, each with its closed forms, and what their steps answer."""
+"""The techniques of data parallelism, each with its closed forms, and the answers of their steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replicated(
     buckets: int = 0,
     variant: str = "",
 ) -> Trained[Replicated]:
-    """DDP with a bucket for each block, or with so many `buckets`."""
+    """DDP with a bucket for each block, or with `buckets` of them."""
     count = buckets or task.layers
     bucket = 2 * task.elements if buckets == 1 else task.block_elements
     return Trained(
@@ -49,7 +49,7 @@ def replicated(
 
 
 def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
-    """DDP whose optimizer broadcasts what each rank updated: so many elements each, or one fp32 number."""
+    """DDP whose optimizer broadcasts what each rank updated: `shares` in elements, or one fp32 number."""
     return Trained(
         task,
         lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
@@ -69,7 +69,7 @@ def states(engine: Replicated | FullySharded) -> dict[str, int]:
 
 
 def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
-    """Run a stage, of each task by its name."""
+    """Run a stage of ZeRO on each of the named tasks."""
     techniques = [
         Trained(
             task,
@@ -89,7 +89,7 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
 
 
 def _flat_states(engine: Zero1) -> dict[str, int]:
-    """What a stage holds; the last are whole parameters, after forward."""
+    """What a stage holds; "live unsharded" are whole parameters, after forward."""
     return {
         **engine.held_bytes(),
         "grads before they are reduced": engine.gradient_peak_bytes,
@@ -100,9 +100,9 @@ def _flat_states(engine: Zero1) -> dict[str, int]:
 
 
 def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes: int) -> dict[str, Task]:
-    """The plain task, and beside it that of a real run: micro-batches add up, and the norm is clipped.
+    """The plain task, and one like a real run: micro-batches add up, and the norm is clipped.
 
-    That has two blocks: a deep stack of gates, which nothing normalises, has gradients of any size.
+    The latter has two blocks: a deep stack of gates, which nothing normalises, has gradients of any size.
     """
     task = Task(ctx, **sizes)
     if micro_batches == 1 and not clip:
@@ -112,20 +112,20 @@ def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes
 
 
 def sharded(task: Task, gathers: int, reductions: int = 1) -> Callable[[int], Expected]:
-    """Every block gathered and reduced so many times, in items of so many bytes."""
+    """Every block gathered and reduced so often, from the bytes of an item."""
 
     return lambda item: gathered_and_reduced(item * task.elements, task.layers, gathers, reductions)
 
 
 def sent_sharded(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM) -> dict[str, Any]:
-    """Send the same with exact payloads: items of so many bytes reduced, and gathered."""
+    """Send the same with exact payloads; `reduced` and `gathered` are the bytes of an item."""
     block, layers = task.block_elements, task.layers
     moves = [Move("reduce_scatter", reduced * block)] * layers
     return sent(task.ctx, moves + [Move("all_gather", gathered * block)] * gathers * layers)
 
 
 def sharded_states(engine: FullySharded) -> dict[str, int]:
-    """Each state when resharded; of whole parameters those after forward."""
+    """Each state after resharding; and the whole parameters after forward."""
     engine.reshard()
     return {**states(engine), "live unsharded": engine.live_bytes}
 
@@ -165,7 +165,7 @@ class Hybrid(Trained[FullySharded]):
         self.mesh = mesh
 
     def forms(self, dtype: torch.dtype) -> list[Form]:
-        """Among the shards of a replica as ever, and what is left of it among the replicas."""
+        """Gathers and reductions among the shards of a replica, all_reduce of a shard among the replicas."""
         layers, share = self.task.layers, dtype.itemsize * self.task.elements // self.mesh.size(1)
         return [
             Form(self.issued(dtype.itemsize), "shard", self.mesh.get_group("shard")),
@@ -176,7 +176,7 @@ class Hybrid(Trained[FullySharded]):
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back.
 
-    Shards are meant to be neighbours: what is gathered stays in a node, what is left of it crosses.
+    Shards should be neighbours: what is gathered stays in a node, and only shards are sent between nodes.
     """
     if task.ctx.at_size:
         return at_size(task.ctx, Hybrid(task, mesh))

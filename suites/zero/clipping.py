@@ -1,7 +1,7 @@
 """Clipping by the global norm, as every real run does it: with a collective of its own before each update.
 
 The norm of all gradients is that of the whole model, sqrt(sum over ranks of the squares of what each holds),
-so one number is added up among all ranks; what several ranks hold alike counts on one of them. All are then
+so one number is added up among all ranks; what several ranks hold counts on one of them. All are then
 scaled by min(1, c / (norm + 1e-6)) (Pascanu et al., arXiv:1211.5063, section 3.2; Megatron-Core's
 `get_grad_norm_fp32` and torch's `clip_grad_norm_`, whose 1e-6 it is).
 """
@@ -20,13 +20,13 @@ from fixtures.ranks.study.traffic import Expected
 from suites.zero.issued import clipped
 
 _EPSILON = 1e-6
-Counted = Callable[[torch.Tensor], bool]  # of what several ranks hold alike it is true on one of them
+Counted = Callable[[torch.Tensor], bool]  # true on only one of the ranks that hold the same gradient
 
 
 def clip(
     optimizer: torch.optim.Optimizer, largest: float, counted: Counted = lambda _: True
 ) -> list[torch.Tensor]:
-    """Clip what an optimizer is about to apply, if there is a largest norm; the list gets every norm."""
+    """Clip gradients before an optimizer's steps, if there is a largest norm; the list gets every norm."""
     norms: list[torch.Tensor] = []
 
     def before(*_: Any) -> None:  # noqa: ANN401 - the step's own

@@ -1,9 +1,9 @@
-"""DeepSpeed's own stages of ZeRO, held to the same closed forms as ours.
+"""DeepSpeed's own stages of ZeRO, compared with the same closed forms as ours.
 
-It trains in fp32 and, with fp32 masters, in bf16; it knows no fp64. Its defaults clip gradients to a norm of
+It trains in fp32 and, with fp32 masters, in bf16, but not in fp64. Its defaults clip gradients to a norm of
 1 and keep small parameters whole: both are switched off, so that what it computes is what the unsharded
 model computes, and what it exchanges is what the paper says (Rajbhandari et al., arXiv:1910.02054, section
-7). How many calls an exchange is cut into, and of which kind, is DeepSpeed's business; how many bytes is not.
+7). DeepSpeed may choose the number and the kind of the calls of an exchange, but not the number of bytes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from suites.zero.training import Engine, Task, follow, loss_of, of_kind, optimiz
 
 ITEM = WIDE.itemsize
 NEEDS = ("initialize", "utils", "comm")
-_FLAG_BYTES = 8  # of what it exchanges beside: whether a gradient overflowed, and norms
+_FLAG_BYTES = 8  # of its other exchanges: whether a gradient overflowed, and norms
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 _GATHERS = ("all_gather", "broadcast")
 
 
 def build_in_job() -> None:
-    """Let whatever DeepSpeed compiles be gone with the job: nothing is left on a node."""
+    """Let DeepSpeed compile into the job's directory, so that nothing is left on a node."""
     directory = os.environ.get("SHAKEDOWN_JOB")
     if directory:
         os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{directory}/extensions")
 
 
 def settings(task: Task, stage: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Write its configuration: a bucket is a block, and nothing is kept that its stage says to give up."""
+    """Write its configuration: a bucket is a block, and nothing is kept that its stage gives up."""
     block = task.block_elements
     return {
         "train_micro_batch_size_per_gpu": task.rows,
@@ -60,7 +60,7 @@ def settings(task: Task, stage: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 class DeepSpeed(Engine):
-    """A stage at work on one rank."""
+    """A stage of DeepSpeed on one rank."""
 
     optimizer: Any  # wraps torch's
 
@@ -74,7 +74,7 @@ class DeepSpeed(Engine):
         )
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Exchanges and update are DeepSpeed's own business."""
+        """Forward and backward, and DeepSpeed's exchanges and update."""
         loss = self.accumulate(x, y)
         self.engine.step()
         return loss
@@ -95,11 +95,11 @@ class DeepSpeed(Engine):
         return {}
 
     def whole_gradients(self) -> Named:
-        """What backward left, put together from all ranks."""
+        """What backward left, joined from all ranks."""
         return self._whole(self.module.utils.safe_get_full_grad)
 
     def parameters(self) -> Named:
-        """The masters in fp32, put together from all ranks."""
+        """The masters in fp32, joined from all ranks."""
         return self._whole(self.module.utils.safe_get_full_fp32_param)
 
     def held(self, task: Task) -> Entries:
@@ -116,7 +116,7 @@ class DeepSpeed(Engine):
         return memory.entries(found, held.deepspeed(self.stage, task.sizes, self.dtype.itemsize))
 
     def close(self) -> None:
-        """Let go of the groups that it made: the next case may be in another world."""
+        """Destroy the groups that it made: the next case may be in another world."""
         self.engine.destroy()
         groups = self.module.utils.groups
         for name, value in list(vars(groups).items()):
@@ -140,7 +140,7 @@ class DeepSpeed(Engine):
 class Stage(Technique[DeepSpeed]):
     """A stage of DeepSpeed's, in fp32 and in bf16.
 
-    What it broadcasts is not compared: its own numbers for parameters, which count on from engine to engine.
+    Its broadcasts are not compared: they have its ids of parameters, which count on from engine to engine.
     """
 
     task: Task
@@ -183,7 +183,7 @@ class Stage(Technique[DeepSpeed]):
         return run.kept.held(self.task)
 
     def close(self, kept: DeepSpeed) -> None:
-        """Let go of its groups."""
+        """Destroy its groups."""
         kept.close()
 
 

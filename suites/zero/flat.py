@@ -64,7 +64,7 @@ class FlatBlock:
         return [piece.view(weight.shape) for piece, weight in zip(pieces, self.weights, strict=True)]
 
     def gather(self) -> None:
-        """Make the parameters whole again from everybody's shard."""
+        """Make the parameters whole again from all ranks' shards."""
         all_gather(self.full, self.shard.detach())
 
     def expect_gradients(self) -> None:
@@ -76,7 +76,7 @@ class FlatBlock:
             weight.grad = view
 
     def reduce(self) -> None:
-        """Average the gradients, add them to those of this rank's shard, and let go of the whole."""
+        """Average the gradients, add them to those of this rank's shard, and free the whole ones."""
         if self.grad is None:
             raise RuntimeError("gradients are reduced before there are any")
         part = torch.empty_like(self.shard)
@@ -110,12 +110,12 @@ class Zero1(Engine):
             block.reduce()
 
     def publish(self) -> None:
-        """Give everybody the updated parameters."""
+        """Gather the updated parameters on all ranks."""
         for block in self.blocks:
             block.gather()
 
     def watch(self) -> None:
-        """Keep the most bytes that were ever held whole."""
+        """Keep the peaks of whole gradients and parameters."""
         whole = storage_bytes([block.grad for block in self.blocks if block.grad is not None])
         self.gradient_peak_bytes = max(self.gradient_peak_bytes, whole)
         self.live_peak_bytes = max(self.live_peak_bytes, self.unsharded_bytes())
@@ -129,7 +129,7 @@ class Zero1(Engine):
         return {str(number): gradient_of(block.shard) for number, block in enumerate(self.blocks)}
 
     def parameters(self) -> Named:
-        """Shards, by block. That the others' arrived shows in the output."""
+        """Shards, by block. The output shows whether the other ranks' shards arrived."""
         return {str(number): block.shard for number, block in enumerate(self.blocks)}
 
     def part(self, full: Named) -> Named:
@@ -149,7 +149,7 @@ class Zero1(Engine):
 
 
 class Zero2(Zero1):
-    """Stage 2: gradients are sharded too; a block's whole gradients live until all of them are there."""
+    """Stage 2: gradients are sharded too; a block's whole gradients live until the last is accumulated."""
 
     def prepare(self) -> None:
         """Reduce a block as soon as its last gradient is accumulated."""
@@ -169,7 +169,7 @@ class Zero2(Zero1):
         self.missing[id(block)] = len(block.weights)
 
     def leave(self, block: FlatBlock) -> None:
-        """All gradients of a block are there."""
+        """All gradients of a block are accumulated."""
         self.watch()
         block.reduce()
 

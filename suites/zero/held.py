@@ -1,14 +1,14 @@
-"""What a rank of data parallelism holds, and the most bytes that it has at once, in the last of its steps.
+"""What a rank of data parallelism holds, and its peak in bytes, in the last of its steps.
 
-The controller computes here what it expects of the ranks, and the ranks what they expect of themselves. What
-is held has its table, and its sources, in `suites.zero.steps`.
+Both the controller and the ranks compute here what they expect. The table of what is held, with its sources,
+is in `suites.zero.steps`.
 
-Psi are the bytes of all parameters, B = Psi/L those of a block, w the ranks. Of n rows of d features (a row
-of one is n d) a block saves 9 n d for backward (derived in `suites.zero.recompute`), and lets go of it when
-backward has left it. So with what is held throughout, a step has the most either when backward enters its
-first block, with all that was saved, or in its last, with all the gradients that are left:
+Psi are the bytes of all parameters, B = Psi/L those of a block, n d those of one tensor of n rows of d
+features; w are the ranks. A block saves 9 n d for backward (derived in `suites.zero.recompute`), and frees it
+when backward has left the block. So the peak of a step, with what is held throughout, is either when backward
+enters its first block, with all that was saved, or in its last, with all the gradients that are left:
 
-    most = held + batch + max(9 n d L + first, 9 n d + last) + 11 n d
+    peak = held + batch + max(9 n d L + first, 9 n d + last) + 11 n d
 
 The batch is that of all ranks, 2 w n d. 11 n d are the loss (2) and what backward has in a block (9).
 
@@ -21,13 +21,13 @@ The batch is that of all ranks, 2 w n d. 11 n d are the loss (2) and what backwa
     fsdp, resharded     2 Psi/w         4 B + B/w           Psi/w + 4 B + B/w
     fsdp, kept          2 Psi/w         Psi + 2 B + B/w     Psi/w + 4 B + B/w
 
-One weight's gradient, B/3, is beside those that it is added to. The four blocks of fully_shard are one that
-is used, the next that was gathered (one buffer; backward asks for it ahead), gradients, and those of the
-block before while they are reduced (Zhao et al., "PyTorch FSDP", arXiv:2304.11277, sections 3.3 and 4.1). The
-stages are those of Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 5.
+One weight's gradient, B/3, exists besides those that it is added to. The four blocks of fully_shard are the
+one in use, the next one (one buffer; backward prefetches it), gradients, and those of the block before while
+they are reduced (Zhao et al., "PyTorch FSDP", arXiv:2304.11277, sections 3.3 and 4.1). The stages are those
+of Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 5.
 
-With m micro-batches rows are n/m, but in the batch. What was reduced of the first ones, Psi/w, is there when
-the next begins, and what is reduced next, B/w, beside it. Clipping needs a few numbers.
+With m micro-batches there are n/m rows, except in the batch. The reduced gradients of the first ones, Psi/w,
+exist when the next begins, and so does what is reduced next, B/w. Clipping needs a few numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Terms = Callable[[int, int], tuple[float, float, float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model and its batch, on so many ranks."""
+    """A model and its batch, on a number of ranks."""
 
     ranks: int
     columns: int
@@ -84,7 +84,7 @@ def _states(params: int, grads: int, optimizer: int) -> Weighed:
 
 
 def replicated(sizes: Sizes, item: int, saved: int = SAVED_BY_BLOCK) -> Weighed:
-    """DDP; gradients that are added up are there from the first micro-batch on."""
+    """DDP; gradients that are added up exist from the first micro-batch on."""
     added, states = sizes.micro_batches > 1, _states(*[item * sizes.elements] * 3)
     return states | _peak(
         sizes,
@@ -95,13 +95,13 @@ def replicated(sizes: Sizes, item: int, saved: int = SAVED_BY_BLOCK) -> Weighed:
 
 
 def recomputing(saved: int, sizes: Sizes, item: int) -> Weighed:
-    """DDP with blocks that drop, of which each saves so many numbers of a row: what forward saves."""
+    """DDP with dropout, where each block saves `saved` numbers per element of a row; and the peak."""
     activations = (saved * sizes.layers + 1) * sizes.rows * sizes.columns * item
     return {"activations": activations, PEAK: replicated(sizes, item, saved)[PEAK]}
 
 
 def owned(share: int, sizes: Sizes, item: int) -> Weighed:
-    """DDP with so many elements of the momentum."""
+    """DDP with `share` elements of the momentum."""
     psi = item * sizes.elements
     part = share / sizes.elements
     return _states(psi, psi, item * share) | _peak(
@@ -110,7 +110,7 @@ def owned(share: int, sizes: Sizes, item: int) -> Weighed:
 
 
 def stage(number: int, sizes: Sizes, item: int) -> Weighed:
-    """A stage of ZeRO on flat buffers: shares of Psi; the last are of whole parameters, after forward."""
+    """A stage of ZeRO on flat buffers: shares of Psi; "live unsharded" are whole parameters."""
     ranks, psi, block = sizes.ranks, item * sizes.elements, item * sizes.block_elements
     kept, live, live_most = (psi // ranks, 0, block) if number == 3 else (psi, psi, psi)
     return {
@@ -134,7 +134,7 @@ def _stage_terms(number: int, sizes: Sizes, psi: int, block: int) -> tuple[float
 
 
 def sharded(shards: int, sizes: Sizes, item: int, *, kept: bool = False) -> Weighed:
-    """fully_shard, whose blocks are freed after forward or kept; states are those when resharded."""
+    """fully_shard, whose blocks are freed after forward or kept; states are those after resharding."""
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
         share, moving = psi / shards, block / shards
@@ -148,9 +148,9 @@ def sharded(shards: int, sizes: Sizes, item: int, *, kept: bool = False) -> Weig
 
 
 def casting(sizes: Sizes, item: int) -> Weighed:
-    """fully_shard that casts: of bf16 bytes Psi, 2 Psi/w of each of parameters, momentum, first gradients.
+    """fully_shard that casts, Psi in bf16: 2 Psi/w each of parameters, momentum and first gradients.
 
-    Gathered, used and found in bf16 are 3 B; reduced in fp32 are 2 B, and the gradients that come of it.
+    In bf16 3 B are gathered, in use, and gradients; in fp32 2 B are being reduced, besides the result.
     """
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
@@ -161,12 +161,11 @@ def casting(sizes: Sizes, item: int) -> Weighed:
 
 
 def mixed(sizes: Sizes, item: int) -> Weighed:
-    """Stage 1 with masters: of bf16 bytes Psi 2, and Psi/w of masters (2), Adam (4), first gradients (2).
+    """Stage 1 with masters, Psi in bf16: 2 Psi, and Psi/w times masters (2), Adam (4), first gradients (2).
 
-    Then a block's gradients are widened (2 B) and reduced; or Adam updates, with all gradients reduced
-    (2 Psi/w) and Psi of others gone, and two fp32 numbers for each of what it updates at once: one block's
-    shard on a CPU, all of them on a GPU. Of micro-batches gradients add up in fp32 (2 Psi), and are as such
-    reduced.
+    At the peak a block's gradients are widened (2 B) and reduced; or Adam updates, with all gradients reduced
+    (2 Psi/w), the bf16 ones (Psi) freed, and two fp32 numbers for each element updated at once: one block's
+    shard on a CPU, all of them on a GPU. Gradients of micro-batches add up and are reduced in fp32 (2 Psi).
     """
     ranks, at_once, several = sizes.ranks, sizes.layers if sizes.on_gpu else 1, sizes.micro_batches > 1
 
@@ -194,14 +193,14 @@ def deepspeed(number: int, sizes: Sizes, item: int) -> Weighed:
 
 @dataclass(frozen=True)
 class _Run:
-    """A step that is asked for."""
+    """A requested step."""
 
     asked: Mapping[str, Any]
     per_node: Sequence[int]
     sizes: Sizes
 
     def tasks(self) -> dict[str, Sizes]:
-        """The plain task, and that of a real run."""
+        """The plain task, and the one like a real run."""
         return {
             name: replace(self.sizes, layers=layers, micro_batches=micro)
             for name, layers, micro in tasks(self.asked)
@@ -212,7 +211,7 @@ class _Run:
         return replace(self.sizes, micro_batches=int(self.asked["micro_batches"]))
 
 
-Forms = dict[str, Callable[[int], Weighed]]  # by variant, of items of so many bytes
+Forms = dict[str, Callable[[int], Weighed]]  # by variant, from the bytes of an item
 
 
 def _owned(run: _Run) -> list[Forms]:
@@ -258,7 +257,7 @@ _ITEMS = {key: {"bf16": TRAINED_BYTES} for key in CAST} | {"deepspeed": {"bf16":
 def bytes_held(
     step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool
 ) -> Held | list[Held]:
-    """Give what every rank of a planned case holds, of nodes that have so many ranks each."""
+    """Give what every rank of a planned case holds, from the ranks per node."""
     name, ranks = step.partition(".")[2], sum(per_node)
     features = columns(int(asked["width"]), ranks, on_gpu)
     sizes = Sizes(ranks, features, int(asked["layers"]), int(asked["rows"]), on_gpu=on_gpu)

@@ -1,7 +1,7 @@
-"""What data parallelism and ZeRO issue: calls and bytes, of nothing but parameters and world.
+"""What data parallelism and ZeRO issue: calls and bytes, from parameters and world alone.
 
-The controller computes here what it expects of the ranks, and the ranks what they expect of themselves. Psi
-is the bytes of all parameters, L the number of blocks; sources are in `suites.zero.steps`.
+Both the controller and the ranks compute here what they expect. Psi is the bytes of all parameters, L the
+number of blocks; sources are in `suites.zero.steps`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def block_elements(width: int) -> int:
 
 
 def gathered_and_reduced(psi: int, layers: int, gathers: int, reductions: int = 1) -> Calls:
-    """Every block gathered and reduced so many times."""
+    """Every block gathered and reduced so often."""
     return {
         "reduce_scatter": (reductions * layers, reductions * psi),
         "all_gather": (gathers * layers, gathers * psi),
@@ -44,7 +44,7 @@ def of_stage(number: int, micro_batches: int) -> tuple[int, int]:
 
 
 def replicas(per_node: Sequence[int]) -> tuple[int, int]:
-    """Replicas and shards of nodes that have so many ranks each."""
+    """Replicas and shards, from the ranks per node."""
     size, nodes = sum(per_node), len(per_node)
     if nodes > 1 and len(set(per_node)) == 1 and per_node[0] > 1:
         return nodes, size // nodes
@@ -57,20 +57,20 @@ def clipped(item: int) -> Calls:
 
 
 def dealt(elements: int, layers: int, ranks: int) -> list[int]:
-    """Deal whole weights out in turn, of which a block has three: each rank's elements."""
+    """Each rank's elements if whole weights, three per block, are assigned in turn."""
     weights = [elements // (3 * layers)] * 3 * layers
     return [sum(weights[rank::ranks]) for rank in range(ranks)]
 
 
 def owned(shares: Sequence[int], layers: int, item: int) -> Calls:
-    """All gradients reduced, and what each rank updated broadcast: one number of fp32 if it is nothing."""
+    """All gradients are reduced, and each rank broadcasts what it updated: one fp32 number if nothing."""
     broadcast = sum(item * share or WIDE for share in shares)
     return {"all_reduce": (layers, item * sum(shares)), "broadcast": (len(shares), broadcast)}
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A step that is asked for, with items of so many bytes."""
+    """A requested step, with items of `item` bytes."""
 
     asked: Mapping[str, Any]
     per_node: Sequence[int]
@@ -86,13 +86,13 @@ class _Run:
         return self.item * self.layers * self.block
 
     def tasks(self) -> Iterator[tuple[str, int, int, Calls]]:
-        """As well what clipping issues."""
+        """The tasks, each with what clipping issues."""
         for name, layers, micro_batches in tasks(self.asked):
             yield name, layers, micro_batches, clipped(self.item) if name and self.asked.get("clip") else {}
 
 
 def tasks(asked: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Name, blocks, micro-batches: the plain task, and that of a real run."""
+    """Name, blocks, micro-batches: the plain task, and the one like a real run."""
     layers, micro_batches = int(asked["layers"]), int(asked.get("micro_batches", 1))
     yield "", layers, 1
     if micro_batches > 1 or asked.get("clip"):
@@ -163,7 +163,7 @@ _LARGE = {"ddp": {"bucket per block": ""}, "fsdp": {"resharded": "resharded"}}  
 
 
 def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
-    """Give what every rank of a planned case issues, of nodes that have so many ranks each."""
+    """Give what every rank of a planned case issues, from the ranks per node."""
     name = step.partition(".")[2]
     if name == "overlap":
         layers = int(asked["layers"])

@@ -33,18 +33,18 @@ EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
 
 
 def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Two states as large as the parameters."""
+    """Make Adam: two states as large as the parameters."""
     return torch.optim.Adam(parameters, lr=ADAM_RATE)
 
 
 class ReducedOnce(Engine, ABC):
-    """What keeps this rank's part of the first step's gradients, as they were reduced."""
+    """An engine that keeps this rank's part of the first step's gradients, as they were reduced."""
 
     first: Named
 
     @abstractmethod
     def rounding(self) -> Entries:
-        """Hold that what is computed with are the masters, rounded."""
+        """Compare the parameters in use with the rounded masters."""
 
 
 Reduced = TypeVar("Reduced", bound=ReducedOnce)
@@ -86,18 +86,18 @@ class MixedZero1(Zero1, ReducedOnce):
         self.first = self.first or {name: grad.clone() for name, grad in self.gradients().items()}
 
     def _widened(self, number: int) -> torch.Tensor:
-        """A block's gradients in fp32, which nobody keeps when they are reduced."""
+        """A block's gradients in fp32, which are not kept when they are reduced."""
         return self.main[number] if self.main else _taken(self.blocks[number]).to(WIDE)
 
     def publish(self) -> None:
-        """Round the masters into the shards, and give everybody the shards."""
+        """Round the masters into the shards, and gather the shards on all ranks."""
         with torch.no_grad():
             for block, master in zip(self.blocks, self.masters, strict=True):
                 block.shard.copy_(master)
         super().publish()
 
     def gradients(self) -> Named:
-        """The masters', by block."""
+        """The masters' gradients, by block."""
         return {str(number): gradient_of(master) for number, master in enumerate(self.masters)}
 
     def updated(self) -> Named:
@@ -105,7 +105,7 @@ class MixedZero1(Zero1, ReducedOnce):
         return {str(number): master for number, master in enumerate(self.masters)}
 
     def rounding(self) -> Entries:
-        """Of the shards."""
+        """Compare the shards."""
         pairs = zip(self.blocks, self.masters, strict=True)
         return [
             parity.equal(f"param:{number} is its master rounded", block.shard, master.detach().to(TRAINED))
@@ -136,27 +136,27 @@ def _taken(block: FlatBlock) -> torch.Tensor:
 
 @dataclass
 class Casting(Trained[Reduced]):
-    """A technique that computes in bf16 and keeps its masters wide, which is the one dtype it runs in.
+    """A technique that runs only in bf16, and keeps its masters wide.
 
-    All that follows the first reduction is held by three times the error of the unsharded run that casts in
-    the same places.
+    After the first reduction, results may have three times the error of the unsharded run that casts in the
+    same places.
     """
 
     make_optimizer: MakeOptimizer = optimizer_of
     dtypes: Sequence[torch.dtype] = (TRAINED,)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Cast in the same places, in bf16; in fp64 nowhere."""
+        """Train alone: in bf16 with casts in the same places, in fp64 without casts."""
         return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
 
     def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
-        """As well the first reduction by itself, and the last rounding."""
+        """Check the first reduction by itself, and the last rounding, too."""
         held = super().beside(dtype, run) + reduction_entries(self.task, run.kept)
         return held + run.kept.rounding()
 
 
 def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
-    """Four bytes of a gradient reduced, two of a parameter gathered."""
+    """Stage 1 that reduces four bytes of a gradient and gathers two of a parameter."""
     elements, layers = task.elements, task.layers
     issued = {
         "reduce_scatter": (layers, WIDE.itemsize * elements),
@@ -212,7 +212,7 @@ def _accumulate(
 def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     """Compare the first step's reduced gradients with the fp64 mean of every rank's bf16 gradients.
 
-    All ranks start from the same weights, so this rank can write down what each of them adds with each of its
+    All ranks start from the same weights, so this rank can compute what each of them adds with each of its
     micro-batches. A mean of n numbers g_i in fp32 is within n * 2^-24 * mean|g_i| (Higham, "Accuracy and
     Stability of Numerical Algorithms", section 4.2); a sum in bf16 is off by some 2^-9.
     """
@@ -233,7 +233,7 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
 
 
 def _gradients_of(task: Task, piece: int) -> dict[str, torch.Tensor]:
-    """What the rows of one micro-batch of the first batch give in bf16."""
+    """The gradients of one micro-batch of the first batch in bf16."""
     model, rows = task.model(TRAINED), task.rows // task.micro_batches
     x, y = (whole[piece * rows : (piece + 1) * rows] for whole in task.batch(0, TRAINED))
     torch.autograd.backward(loss_of(model(x), y))

@@ -1,6 +1,6 @@
 """How much of DDP's exchange hides behind backward, on blocks whose backward takes a known time.
 
-L equal buckets leave the last one exposed: an overlap (`fixtures.ranks.study.overlap`) of 1 - 1/L when an
+Of L equal buckets only the last is exposed: an overlap (`fixtures.ranks.study.overlap`) of 1 - 1/L if an
 exchange takes less than the backward it hides behind. One bucket is ready when backward is over: 0 (Li et
 al., "PyTorch Distributed", arXiv:2006.15704, section 3.2).
 """
@@ -27,13 +27,13 @@ from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.overlap import beside_one_by_one, in_turn, stage_for, uneven
 from fixtures.ranks.study.traffic import Traffic, count_traffic
 
-_WARM_UP = 3  # DDP lays its buckets out anew after the first iteration
+_WARM_UP = 3  # DDP rebuilds its buckets after the first iteration
 _MEBI = 1 << 20
 _STREAM = 301
 
 
 class _Paced(torch.autograd.Function):
-    """x + <weight, direction>: the weight's gradient is the direction, and backward takes so many seconds."""
+    """x + <weight, direction>: the weight's gradient is the direction, and backward takes a given time."""
 
     @staticmethod
     def forward(
@@ -76,13 +76,13 @@ class PacedStack(nn.Module):
 
 
 def direction(ctx: Context, rank: int, layer: int, elements: int) -> torch.Tensor:
-    """Give a rank's gradient of a layer's weight: integers that say whose they are, exact in fp64 sums."""
+    """Give a rank's gradient of a layer's weight: integers that depend on the rank, exact in fp64 sums."""
     drawn = words([key(ctx.seed, _STREAM, rank, layer)], 0, elements, ctx.device)[0]
     return (drawn % (1 << 20)).to(torch.float64)
 
 
 class Backward:
-    """DDP around a paced stack with buckets of `bucket_bytes`, as something to time."""
+    """DDP around a paced stack with buckets of `bucket_bytes`, to be timed."""
 
     def __init__(self, ctx: Context, layers: int, elements: int, bucket_bytes: int) -> None:
         self.ctx = ctx
@@ -106,7 +106,7 @@ class Backward:
         return traffic
 
     def parity(self, label: str) -> list[dict[str, Any]]:
-        """Hold the gradients against the mean of everybody's directions."""
+        """Compare the gradients with the mean of all ranks' directions."""
         entries = []
         for layer, weight in enumerate(self.stack.weights):
             ranks = range(self.ctx.size)
@@ -116,7 +116,7 @@ class Backward:
         return entries
 
     def repeat(self, label: str) -> list[dict[str, Any]]:
-        """Run again: the same bits, and so had every run that was timed."""
+        """Run again, and compare the bits of both runs and of every timed run."""
         before = [gradient_of(weight).clone() for weight in self.stack.weights]
         self.run()
         right = self.bits()
@@ -133,7 +133,7 @@ class Backward:
         return torch.stack([digest_of(gradient_of(weight)) for weight in self.stack.weights])
 
     def buffers(self) -> list[torch.Tensor]:
-        """As many and as large as the buckets that a run exchanges."""
+        """Buffers as many and as large as the buckets that a run exchanges."""
         sizes = [call.bytes for call in self.seen().calls if call.op == "all_reduce"]
         return [torch.zeros(size // 8, dtype=torch.float64, device=self.ctx.device) for size in sizes]
 
@@ -143,7 +143,7 @@ class Backward:
         stack.lengths = uneven(self.ctx.rank, len(stack.lengths), stage_s)
 
         def one_by_one() -> None:
-            # With other buckets than were asked for the traffic is red, and the time is taken all the same.
+            # With other buckets than requested, the traffic is red, and the time is measured all the same.
             for seconds, buffer in zip_longest(stack.lengths, buffers):
                 if seconds is not None:
                     stack.pace.spend(seconds)

@@ -1,4 +1,4 @@
-"""fully_shard with what it offers beside sharding: prefetch of the next block, a dtype for each purpose."""
+"""fully_shard with its options besides sharding: prefetch of the next block, a dtype for each purpose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from suites.zero.wrapped import FullySharded, whole
 
 
 class Prefetching(FullySharded):
-    """Each block asks for the one that computes after it, in forward and in backward."""
+    """Each block prefetches the one that computes after it, in forward and in backward."""
 
     def __init__(self, task: Task, mesh: DeviceMesh, dtype: torch.dtype) -> None:
         super().__init__(task, mesh, True, dtype)
@@ -37,7 +37,7 @@ class Prefetching(FullySharded):
 
 
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
-    """Run with prefetch, and hold it also against the same without: nothing but the time may differ."""
+    """Run with prefetch, and compare it also with the same without: only the time may differ."""
     holds = partial(held.sharded, task.ctx.size, task.sizes)
     ahead, plain = (
         Trained(task, make, sharded(task, 2), holds, sharded_states)
@@ -54,7 +54,7 @@ def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[s
 
 
 def ahead_of_time(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Count the blocks before whose forward not their own and the next one's gathers had been issued."""
+    """Count the blocks whose forward began before their own and the next block's gather were issued."""
     engine, issued = Prefetching(task, mesh, EXACT), list[int]()
     with count_traffic() as seen:
 
@@ -114,7 +114,7 @@ class Cast(FullySharded, ReducedOnce):
         return loss
 
     def rounding(self) -> Entries:
-        """Of what is gathered, from all ranks."""
+        """Compare what is gathered, of all ranks."""
         self.reshard()
         masters = {name: whole(weight).to(TRAINED) for name, weight in self.model.named_parameters()}
         for block in self.model:
@@ -130,7 +130,7 @@ class Cast(FullySharded, ReducedOnce):
 
 
 def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
-    """Two bytes gathered of what is kept and reduced in four."""
+    """Numbers are kept and reduced in four bytes, gathered in two."""
     return Casting(
         task,
         lambda _: Cast(task, mesh),

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block keeps its input alone and computes the rest again during backward.
+"""Activation checkpointing: a block keeps only its input and computes the rest again during backward.
 
 Of n rows of d features, a block of the stack saves its input (n d), both halves of the gate (2 n d each), the
 silu of one (2 n d), their product (2 n d), and the mask of what it drops (n d): 10 n d elements. With
@@ -30,7 +30,7 @@ _MASKS = 3  # the stream of their seeds
 
 @dataclass(frozen=True)
 class Dropping(Task):
-    """Every block drops a share of what it gives, in training.
+    """Every block drops a share of its output, in training.
 
     A step has a seed on each rank, from which torch draws the masks of all blocks in turn.
     """
@@ -38,11 +38,11 @@ class Dropping(Task):
     dropout: float = 0.0
 
     def seed(self, rank: int, number: int) -> int:
-        """That of a rank and step."""
+        """The seed of a rank and step."""
         return key(self.ctx.seed, _MASKS, rank, number) >> 1
 
     def reference(self, dtype: torch.dtype) -> nn.Sequential:
-        """Alone, with the masks that all ranks draw."""
+        """The unsharded model, with the masks that all ranks draw."""
         model, drawn = super().reference(dtype), list[torch.Tensor]()
         shapes = [(self.rows, self.columns)] * self.layers
 
@@ -61,7 +61,7 @@ def _drops(
     begin: Callable[[int], object],
     draw: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    """Make every block drop what is drawn; a forward that trains begins the next step."""
+    """Make every block drop what is drawn; a forward with gradients begins the next step."""
     numbers = itertools.count()
 
     def before(*_: object) -> None:
@@ -78,7 +78,7 @@ def _drops(
 
 
 class Dropped(Replicated):
-    """DDP around a stack that drops, by the generator that torch goes on with."""
+    """DDP around a stack with dropout, which is drawn from torch's global generator."""
 
     def __init__(self, task: Dropping, dtype: torch.dtype, bucket_bytes: int) -> None:
         super().__init__(task, dtype, bucket_bytes)

@@ -144,9 +144,9 @@ def hsdp(ctx: Context, **sizes: int) -> dict[str, Any]:
 
 @step
 def zero_redundancy(ctx: Context, **sizes: int) -> dict[str, Any]:
-    """ZeroRedundancyOptimizer beside DDP: L all-reduces of Psi/L, then each rank broadcasts what it updated.
-    It deals out whole weights, of which a block has three of one size, in turn: rank r owns every w-th of the
-    3 L from the r-th on (torch's `_partition_parameters`: largest first, to the lightest). Who owns none
+    """ZeroRedundancyOptimizer with DDP: L all-reduces of Psi/L, then each rank broadcasts what it updated.
+    It assigns whole weights, three of one size per block, in turn: rank r owns every w-th of the 3 L from the
+    r-th on (torch's `_partition_parameters`: largest first, to the lightest). A rank that owns none
     broadcasts one number of 4 bytes.
     """
     task = Task(ctx, **sizes)
@@ -183,8 +183,8 @@ def deepspeed(ctx: Context, *, stage: int, module: str, **sizes: int) -> dict[st
 @step
 def recompute(ctx: Context, *, dropout: float, **sizes: int) -> dict[str, Any]:
     """DDP with activation checkpointing of blocks with dropout: the same traffic as DDP, gradients equal to
-    those without checkpointing, bit for bit, so that the masks are the same when they are drawn again, and
-    per block n d saved elements in place of 10 n d (arXiv:1604.06174; derived in `recompute`).
+    those without checkpointing, bit for bit, so the masks are the same when they are drawn again, and per
+    block n d saved elements in place of 10 n d (arXiv:1604.06174; derived in `recompute`).
     """
     task = Dropping(ctx, **sizes, dropout=dropout)
     less, kept = (study(ctx, technique) for technique in recomputed(task))

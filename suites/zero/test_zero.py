@@ -14,14 +14,14 @@ from suites.zero.held import bytes_held
 from suites.zero.issued import issued
 from thresholds.hardware import Model
 
-# For a GPU: 3 x 2 x 2048^2 parameters per block, and so many rows that it computes longer than it exchanges.
+# For a GPU: 3 x 2 x 2048^2 parameters per block, and enough rows to compute longer than it exchanges.
 FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
-# Blocks enough that all of them at once are more than the few that a rank may have.
+# Enough blocks that all of them at once are more than the few that a rank may have.
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
-# What every answer of a small step has.
+# The answers of small steps.
 HOLDS = {
     "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6),
     "zero.ddp": held(parity=104, repeat=84, traffic=6, memory=18, peaks=6, delivered=18),
@@ -40,12 +40,12 @@ REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is
 
 
 def small(step: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry
-    """Plan a step of this suite, with these parameters beside the small ones."""
+    """Plan a step of this suite, with these parameters besides the small ones."""
     return case_of(step, *words, holds=HOLDS[step], **{**SMALL, **more})
 
 
 def of_deepspeed(stage: int) -> Case:
-    """Plan a stage of DeepSpeed's, which is judged when it is asked for."""
+    """Plan a stage of DeepSpeed's, which is judged only when it is requested."""
     planned = small("zero.deepspeed", f"stage{stage}", weight=16.0, stage=stage, module="deepspeed")
     return replace(planned, engine="deepspeed")
 
@@ -85,12 +85,12 @@ LARGE = {
 }
 BUCKETS = held(parity=4, repeat=2, traffic=1, memory=3, per=("layers", Entries(parity=3, repeat=6)))
 AT_SIZE = [
-    # DDP lays its buckets out anew in the second step.
+    # DDP rebuilds its buckets in the second step.
     at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
     *(at_size(f"zero.{name}", scaled, steps=2, holds=holds) for name, holds in LARGE.items()),
 ]
 
-# What is exchanged between GPUs in microseconds drowns in the host's own.
+# An exchange of microseconds between GPUs is hidden by the host's own time.
 PACED: dict[str, Any] = {
     "layers": 6,
     "bucket_bytes": {"cpu": 1 << 18, "cuda": 1 << 26},

@@ -39,9 +39,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Task:
     """A model and its data. `width` is rounded up to a multiple of the ranks, so that nothing is padded.
 
-    On a GPU it is one of 8 as well: where a flat buffer's parts begin at odd places, matrix products of bf16
-    are rounded otherwise than those of fresh weights. Engines that add up gradients take a rank's rows in
-    `micro_batches`.
+    On a GPU it is a multiple of 8 as well: where parts of a flat buffer are not aligned, matrix products of
+    bf16 are rounded differently from those of fresh weights. Engines that add up gradients take a rank's rows
+    in `micro_batches`.
     """
 
     ctx: Context
@@ -55,9 +55,9 @@ class Task:
     def __post_init__(self) -> None:
         """Refuse what does not fit.
 
-        A parameter takes 12 bytes of the unsharded run in fp32 and 6 of that in bf16, 20 more while results
-        are compared, and 8 of two runs' results; a row 11 numbers a block, and the batch is there beside.
-        There are 6 operations per parameter and row, in both unsharded runs and, of own rows, in two more.
+        A parameter takes 12 bytes in the unsharded run in fp32, 6 in that in bf16, 20 more while results are
+        compared, and 8 for two runs' results; a row 11 numbers a block, besides the batch. There are 6
+        operations per parameter and row, in both unsharded runs and, for own rows, in two more.
         """
         computed = 6 * self.elements * self.rows * (self.steps + 1) * (2 * self.ctx.size + 2)
         held = 4 * self.rows * self.columns * (11 * self.layers + 3 * self.ctx.size)
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def columns(self) -> int:
-        """Features: a shard of a matrix then is a whole number of its rows."""
+        """Features, such that a shard of a matrix is a whole number of its rows."""
         return issued.columns(self.width, self.ctx.size, self.ctx.device.type != "cpu")
 
     def model(self, dtype: torch.dtype) -> nn.Sequential:
@@ -120,14 +120,14 @@ class Task:
             yield number == len(pairs), own, wanted
 
     def losses(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Each rank's loss, the mean of its micro-batches', of what all their rows give."""
+        """Each rank's loss, the mean of those of its micro-batches, from the outputs of all rows."""
         rows = self.rows // self.micro_batches
         pairs = zip(torch.split(output.detach(), rows), torch.split(y, rows), strict=True)
         return torch.stack([loss_of(*pair) for pair in pairs]).view(self.ctx.size, -1).double().mean(1)
 
     @property
     def sizes(self) -> Sizes:
-        """What the closed forms of memory are of."""
+        """The sizes that the closed forms of memory depend on."""
         on_gpu = self.ctx.device.type != "cpu"
         return Sizes(self.ctx.size, self.columns, self.layers, self.rows, self.micro_batches, on_gpu)
 
@@ -143,7 +143,7 @@ class Task:
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Squared error, summed over features, its mean over rows."""
+    """Squared error, summed over features, averaged over rows."""
     return (output - target).square().sum(-1).mean()
 
 
@@ -153,16 +153,16 @@ def optimizer_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 
 class Engine:
-    """A technique at work on one rank. Gradients are those of the last step, averaged over the ranks."""
+    """A technique on one rank. Gradients are those of the last step, averaged over the ranks."""
 
     task: Task
     model: nn.Sequential
     optimizer: torch.optim.Optimizer
     updates: Updates
-    live_bytes = 0  # of parameters that stand there whole between a forward and its backward
+    live_bytes = 0  # of whole parameters between a forward and its backward
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Forward and backward of every micro-batch, whatever is exchanged, update; give this rank's loss."""
+        """Forward and backward of every micro-batch, exchange, update; give this rank's loss."""
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=x.device)  # a sum in bf16 would round each time
         for last, own, wanted in self.task.pieces(x, y):
@@ -176,19 +176,19 @@ class Engine:
         return total
 
     def around(self, last: bool) -> AbstractContextManager[object]:
-        """What a micro-batch needs around it."""
+        """The context for a micro-batch."""
         return nullcontext()
 
     def unsharded_bytes(self) -> int:
-        """Bytes of the parameters that stand there whole now; 0 where nobody asks."""
+        """Bytes of whole parameters now; 0 where that is not judged."""
         return 0
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Torch's own way, whose hooks exchange what is to be exchanged."""
+        """Run torch's backward, whose hooks exchange gradients."""
         torch.autograd.backward(loss)
 
     def publish(self) -> None:
-        """Give everybody the updated parameters, where the optimizer does not."""
+        """Give all ranks the updated parameters, where the optimizer does not."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give the output for this rank's rows."""
@@ -224,8 +224,8 @@ Found = Callable[[AnEngine], Weighed]
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `issued` gives the closed form of a step's traffic, and `holds` that of what an engine holds and may have,
-    for items of so many bytes; `found` gives what it holds.
+    `issued` gives the closed form of a step's traffic, and `holds` that of what an engine holds and its peak,
+    both from the bytes of an item; `found` gives what it really holds.
     """
 
     task: Task
@@ -248,7 +248,7 @@ class Trained(Technique[AnEngine]):
         return Left({**found, **clipping.of_norms(norms)}, engine)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Train on the big batch, alone."""
+        """Train on the whole batch, alone."""
         return unsharded(self.task, dtype)
 
     def part(self, whole: Named, kept: AnEngine) -> Named:
@@ -264,11 +264,11 @@ class Trained(Technique[AnEngine]):
         return [Form({**self.issued(dtype.itemsize), **clipping.issued(self.task.clip, dtype)})]
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
-        """What the engine holds when it has trained."""
+        """What the engine holds after training."""
         return memory.entries(self.found(run.kept), self.holds(dtype.itemsize))
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
-        """The updates."""
+        """Compare the updates with their rule."""
         return run.kept.updates.entries(run.kept.updated())
 
     def peak(self, dtype: torch.dtype) -> int | str:
@@ -281,7 +281,7 @@ class Trained(Technique[AnEngine]):
 
 
 def part_of(task: Task, whole: Named, engine: Engine) -> Named:
-    """What a rank and its engine are to have of whole results."""
+    """The part of whole results of a rank and its engine."""
     found = {"loss": whole["loss"][:, task.ctx.rank], "forward": task.own(whole["forward"])}
     found |= {"norm": whole["norm"]} if task.clip else {}
     for kind in ("grad", "param"):
@@ -309,7 +309,7 @@ def follow(
 
 
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
-    """Train on the big batch, alone."""
+    """Train on the whole batch, alone."""
     model = task.reference(dtype)
     optimizer = optimizer_of(list(model.parameters()))
     losses, norms = [], []
@@ -325,7 +325,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
 
 
 def in_pieces(model: nn.Module, loss: Loss, x: torch.Tensor, y: torch.Tensor, pieces: int) -> torch.Tensor:
-    """Forward and backward of a batch in so many equal pieces, one after another; give the whole output."""
+    """Forward and backward of a batch in equal `pieces`, one after another; give the whole output."""
     outputs = []
     for one, target in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
         output = model(one)

@@ -43,7 +43,7 @@ class Replicated(Engine):
         return optimizer_of(list(self.model.parameters()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Forward by DDP, which gets ready for backward."""
+        """Forward by DDP, which prepares backward."""
         output: torch.Tensor = self.wrapped(x)
         return output
 
@@ -69,7 +69,7 @@ class ShardedOptimizer(Replicated):
 class FullySharded(Engine):
     """fully_shard around each block and the whole; parameters are cut along their first dimension.
 
-    Gathering and reducing is its own business, with every micro-batch.
+    It gathers and reduces by itself, with every micro-batch.
     """
 
     def __init__(self, task: Task, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
@@ -84,11 +84,11 @@ class FullySharded(Engine):
         return MixedPrecisionPolicy()
 
     def unsharded_bytes(self) -> int:
-        """Bytes of the parameters that stand there whole now."""
+        """Bytes of whole parameters now."""
         return storage_bytes([p for p in self.model.parameters() if not isinstance(p, DTensor)])
 
     def reshard(self) -> None:
-        """Let go of what a forward without a backward left whole."""
+        """Free what a forward without a backward left whole."""
         for block in self.model:
             if isinstance(block, FSDPModule):
                 block.reshard()
@@ -113,7 +113,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All ranks' shards of a tensor, put together."""
+    """All ranks' shards of a tensor, joined."""
     found: torch.Tensor = distributed(tensor).full_tensor()
     return found.detach()
 
@@ -128,7 +128,7 @@ def distributed(tensor: torch.Tensor) -> DTensor:
 def on_mesh(
     ctx: Context, shape: tuple[int, ...], work: Callable[[DeviceMesh], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Lay the ranks out in rows and do the work; the mesh's groups last as long as it goes well."""
+    """Do the work on a mesh of this shape; destroy its groups unless the work fails."""
     ranks = torch.arange(ctx.size).view(shape)
     names = ("replicate", "shard")[-len(shape) :]
     mesh = DeviceMesh(ctx.device.type, ranks, mesh_dim_names=names)

@@ -1,4 +1,4 @@
-"""The groups in which a rank meets others along each line (`suites.mesh.moe.issued` says who they are)."""
+"""The process groups of a rank along each line (`suites.mesh.moe.issued` defines the lines)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suites.tensor.regions import Group
 
 @dataclass(frozen=True)
 class Grid:
-    """A rank's coordinates, and whom it meets along each line."""
+    """A rank's coordinates, and its group along each line."""
 
     ctx: Context
     axes: Axes
@@ -26,19 +26,19 @@ class Grid:
         return self.axes.coordinates(self.ctx.rank)
 
     def group(self, line: str) -> Group:
-        """Its group along a line."""
+        """This rank's group along a line."""
         met = self.lines[line]
         return Group(met.ranks.index(self.ctx.rank), len(met.ranks), met.group)
 
     @property
     def used(self) -> list[Among]:
-        """The lines on which there is somebody to meet."""
+        """The lines with several ranks."""
         return [line for line in self.lines.values() if len(line.ranks) > 1]
 
 
 @contextmanager
 def on_grid(ctx: Context, axes: Axes) -> Iterator[Grid]:
-    """Make the groups of every line, in the same order on all ranks, for as long as the work goes well."""
+    """Make the groups of every line, in the same order on all ranks; destroy them unless work fails."""
     lines = {name: _line(ctx, name, axes.members(name)) for name in LINES}
     with lasting([line.group for line in lines.values()]):
         yield Grid(ctx, axes, lines)

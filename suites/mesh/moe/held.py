@@ -1,6 +1,6 @@
-"""What a rank of a mixture of experts on a mesh holds, of its parameters and world alone.
+"""What a rank of a mixture of experts on a mesh holds, from its parameters and world alone.
 
-The controller computes here what it expects of each rank, and the ranks what they expect of themselves.
+Both the controller and the ranks compute here what they expect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fully_sharded(sizes: Sizes, item: int) -> Weighed:
 
 
 def zero1(sizes: Sizes, item: int) -> Weighed:
-    """Masters of this rank; all weights of the stage as well, and none of their gradients after the step."""
+    """This rank's masters; also all weights of the stage, and none of their gradients after the step."""
     masters = sum(padded(sizes, kind) // sizes.axes.size(line) for kind, line in LINE.items())
     whole = {"all params": _weights(sizes, item), "all grads": 0}
     return states(masters * max(item, WIDE)) | _in_flight(sizes) | whole
@@ -57,7 +57,7 @@ def _in_flight(sizes: Sizes) -> Weighed:
 
 
 def _place(sizes: Sizes, line: str) -> tuple[int, int]:
-    """Where along a line a rank is, and how many are."""
+    """A rank's index along a line, and how many ranks the line has."""
     met = next(one for one in sizes.axes.members(line) if sizes.rank in one)
     return met.index(sizes.rank), len(met)
 

@@ -1,6 +1,6 @@
-"""What a mixture of experts on a mesh issues: where a rank stands, whom it meets, and what they exchange.
+"""What a mixture of experts on a mesh issues: a rank's place, its groups, and what they exchange.
 
-The controller computes here what it expects of each rank, and the ranks what they expect of themselves.
+Both the controller and the ranks compute here what they expect.
 
 With P stages, D data shards, C parts of a sequence and T shares of the attention, tensor is innermost:
 
@@ -8,7 +8,7 @@ With P stages, D data shards, C parts of a sequence and T shares of the attentio
 
 Experts fold the D C T ranks of a stage a second way: `expert` consecutive ranks together have all experts,
 and there are D C T / expert such sets (Liu et al.: "MoE Parallel Folding", arXiv:2504.14960, section 3; the
-order is that of Megatron-Core's parallel_state, tp-cp-ep-dp-pp). The lines along which ranks meet:
+order is that of Megatron-Core's parallel_state, tp-cp-ep-dp-pp). The lines along which ranks form groups:
 
     pp       the ranks of all stages with the same data, context and tensor
     tp, cp   the shares of one attention; the parts of one sequence
@@ -34,7 +34,7 @@ and once in a step, where gradients of bf16 are added up in fp32,
     dp_cp   all_reduce       all dense weights
     edp     all_reduce       all experts of the rank
 
-Where weights or the optimizer are sharded the last two are other kinds: `moe.sharded` and `moe.zero`.
+Where weights or the optimizer are sharded, the last two are other collectives: `moe.sharded`, `moe.zero`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Axes:
 
 
 def combined(ranks: int) -> Axes:
-    """Deal out ranks to all five axes.
+    """Divide ranks among all five axes.
 
     A factor of 2 goes to stages, then to tensor, then to context; what is left is data. Experts are folded
     over context and tensor, or over data where both are 1:
@@ -135,7 +135,7 @@ def combined(ranks: int) -> Axes:
 
 
 def replicated(ranks: int, stages: int = 1) -> Axes:
-    """Deal out a stage's ranks to experts and two replicas of them; one set where they are few or odd."""
+    """Divide a stage's ranks into two sets that each have all experts; one set if ranks are few or odd."""
     data = ranks // stages
     sets = 2 if data >= 4 and data % 2 == 0 else 1
     return Axes(stages, data, 1, 1, data // sets)
@@ -194,7 +194,7 @@ class Sizes:
         return range(stage * self.blocks, (stage + 1) * self.blocks)
 
     def rows_of(self, rank: int, micro_batch: int) -> range:
-        """Rows of the whole batch."""
+        """A rank's rows of the whole batch in a micro-batch."""
         _, data, _, _ = self.axes.coordinates(rank)
         first = (data * self.dims.micro_batches + micro_batch) * self.dims.rows
         return range(first, first + self.dims.rows)
@@ -216,7 +216,7 @@ class Sizes:
 
 @lru_cache(maxsize=1 << 12)
 def _loads(first: Sizes, layer: int, micro_batch: int) -> list[int]:
-    """Of the set that begins with a rank: its ranks have all tokens of their rows together."""
+    """Loads of the set that begins with `first`, whose ranks together have all tokens of their rows."""
     axes, found = first.axes, [0] * first.axes.expert
     for rank in range(first.rank, first.rank + axes.expert, axes.context * axes.tensor):
         for row in first.rows_of(rank, micro_batch):
@@ -227,9 +227,9 @@ def _loads(first: Sizes, layer: int, micro_batch: int) -> list[int]:
 
 @lru_cache(maxsize=1 << 12)
 def _drawn(seed: int, tokens: int, experts: int, slots: int) -> list[list[int]]:
-    """So many of all experts for each token, one after another, each as often as it is wanted.
+    """Draw `slots` different experts for each token, one after another, by their shares.
 
-    torch has no part in it, so that the controller draws what every rank does.
+    Without torch, so that the controller draws the same as every rank.
     """
     random = Random(seed)  # noqa: S311 - who is sent where is no secret
     borders, found = list(accumulate((1 + one) ** -_ZIPF for one in range(experts))), []
@@ -265,12 +265,12 @@ def plain(sizes: Sizes, item: int) -> dict[str, Calls]:
 
 
 def fully_sharded(sizes: Sizes, item: int) -> dict[str, Calls]:
-    """As ever along ep; gathers and reduce-scatters where weights are sharded."""
+    """As `plain` along ep; all_gather and reduce_scatter where weights are sharded."""
     return {**plain(sizes, item), **{line: _gathered(sizes, line, item) for line in ("dp_cp", "edp")}}
 
 
 def zero1(sizes: Sizes, item: int) -> dict[str, Calls]:
-    """Gradients are scattered and weights gathered, where several ranks have them."""
+    """Gradients are reduce-scattered and weights gathered among the ranks that have the same ones."""
     return {**plain(sizes, item), **{line: _bucketed(sizes, line, item) for line in LINE.values()}}
 
 
@@ -338,7 +338,7 @@ def elements(sizes: Sizes) -> tuple[int, int, int]:
 
 
 def router_elements(sizes: Sizes) -> int:
-    """Of those that are whole, the routers': fp32 where the others are bf16."""
+    """Weights of routers, among those that are whole: fp32 where the others are bf16."""
     return sizes.blocks * sizes.dims.width * sizes.experts
 
 
@@ -365,7 +365,7 @@ STEPS: dict[str, tuple[Callable[[int], Axes], Issues]] = {
 
 
 def lines(name: str, ranks: int, rank: int, asked: Mapping[str, Any], item: int) -> dict[str, Calls]:
-    """What a rank issues in a step, along the lines on which there is somebody to meet."""
+    """What a rank issues in a step, along the lines with several ranks."""
     rule, issues = STEPS[name]
     sizes = Sizes(rank, rule(ranks), Dims(**asked))
     return {line: calls for line, calls in issues(sizes, item).items() if sizes.axes.size(line) > 1}

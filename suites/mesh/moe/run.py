@@ -1,4 +1,4 @@
-"""One mixture of experts on one grid of ranks, trained and held beside the unsharded run."""
+"""One mixture of experts on one grid of ranks, trained and compared with the unsharded run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATTERNS = {
     "ep": ("all_to_all_v",),
     "edp": ("all_reduce",),
 }
-# Where weights, or the optimizer's masters of them, are divided among those that have the same.
+# Where weights, or the optimizer's masters of them, are sharded among the ranks that have the same ones.
 SHARDED = PATTERNS | dict.fromkeys(("dp_cp", "edp"), ("reduce_scatter", "all_gather"))
 
 
@@ -41,29 +41,29 @@ class Mixture(Combined[Trainer]):
         self.shape = Shape(task.axes.stages, task.dims.micro_batches)
 
     def make(self, dtype: torch.dtype) -> Trainer:
-        """A rank's part."""
+        """Make a rank's part."""
         return Trainer(self.task, self.grid, dtype)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Train it alone."""
+        """Train the whole model alone."""
         return unsharded(self.task, dtype)
 
     def issued(self, dtype: torch.dtype) -> Issued:
-        """What is issued along the lines on which there is somebody to meet."""
+        """What is issued along the lines with several ranks."""
         issued = self.issues(self.task, dtype.itemsize)
         return {line.name: (line.group, issued[line.name]) for line in self.grid.used}
 
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
-        """Weights of which all ranks of a line have the same."""
+        """What a rank holds where all ranks of a line have the same weights."""
         return replicated(self.task, dtype.itemsize)
 
     def found(self, engine: Trainer) -> dict[str, int]:
-        """As well how many micro-batches are held at a time."""
+        """Add the most micro-batches that are held at a time."""
         flying = {} if engine.schedule is None else {"in-flight micro-batches": engine.recorder.held.peak}
         return super().found(engine) | flying
 
     def beside(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
-        """Who did what when, against 1F1B as its paper says."""
+        """Compare the order of operations with that of the 1F1B paper."""
         held = super().beside(dtype, run)
         if run.kept.schedule is None:
             return held
@@ -72,7 +72,7 @@ class Mixture(Combined[Trainer]):
 
 
 def run(ctx: Context, name: str, dims: Mapping[str, int], kind: type[Mixture] = Mixture) -> dict[str, Any]:
-    """Train it; the worst imbalance of all blocks and micro-batches is recorded."""
+    """Train the mixture; the worst imbalance of all blocks and micro-batches is recorded."""
     rule, issues = STEPS[name]
     task = Task(ctx.rank, rule(ctx.size), Dims(**dims), ctx=ctx)
     with on_grid(ctx, task.axes) as grid:

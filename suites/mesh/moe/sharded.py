@@ -1,15 +1,15 @@
-"""Experts over ranks, and fully_shard around them: what training of large mixtures on GPUs does most.
+"""Expert parallelism with fully_shard around it: the most common way to train large mixtures on GPUs.
 
-Experts are dealt out along ep; fully_shard cuts an expert's weights among its replicas (edp), and all others
-among all ranks (dp_cp), each weight by its rows, of which the last ranks have fewer where they do not divide.
-What one fully_shard gathers at once is a group; each has 2 all_gather (forward, and backward again) and
+Experts are distributed along ep. fully_shard cuts an expert's weights among its replicas (edp), and all
+others among all ranks (dp_cp), each weight by rows; if they do not divide, the last ranks have fewer. What
+one fully_shard gathers at once is a group; each has 2 all_gather (forward, and backward again) and
 1 reduce_scatter in fp32 per micro-batch, of its weights with padded rows (arXiv:2304.11277, section 3):
 
     dp_cp   per block its attention and norms, and its router; embedding, last norm and head
     edp     per block all experts of the rank
 
-fully_shard gives the mean over a group's ranks: right for dense weights, while an expert has met the tokens
-of its whole set, and its gradient is divided by all ranks (torchtitan's `set_gradient_divide_factor`).
+fully_shard gives the mean over a group's ranks. That is right for dense weights; an expert has seen the
+tokens of its whole set, so its gradient is divided by all ranks (torchtitan's `set_gradient_divide_factor`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and n
 
 
 class FullySharded(Trainer):
-    """One rank's part at work, as torch's fully_shard divides it."""
+    """One rank's part, as torch's fully_shard divides it."""
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         super().__init__(task, grid, dtype)
@@ -61,7 +61,7 @@ class FullySharded(Trainer):
         return DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
 
     def part(self, whole: Named) -> dict[str, Tensor]:
-        """Its losses, what is to leave it, and its rows of each weight and gradient."""
+        """This rank's losses, its stage's outputs, and its rows of each weight and gradient."""
         return {
             what: self._rows(what, tensor) if ":" in what else tensor
             for what, tensor in super().part(whole).items()
@@ -73,14 +73,14 @@ class FullySharded(Trainer):
         return whole[group.rank * size :][:size]
 
     def synchronise(self) -> None:
-        """Only the divisor of experts is left to do."""
+        """Correct the divisor of experts, the only thing left."""
         for name, weight in self.weights().items():
             if is_expert(name):
                 local(gradient_of(weight)).mul_(self.grid.group("edp").size / self.task.axes.stage_ranks)
 
 
 def line_of(name: str) -> str:
-    """Along which a weight is sharded."""
+    """The line along which a weight is sharded."""
     return "edp" if is_expert(name) else "dp_cp"
 
 
@@ -90,7 +90,7 @@ class ShardedMixture(Mixture):
     patterns = SHARDED
 
     def make(self, dtype: torch.dtype) -> Trainer:
-        """A rank's part."""
+        """Make a rank's part."""
         return FullySharded(self.task, self.grid, dtype)
 
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:

@@ -3,8 +3,8 @@
 Between the attentions a rank has `tokens` positions of its sequences. Attention gathers them along tp, so
 that every rank of the line has the whole part of the sequence for its share of the heads, and gathers keys
 and values along cp (Llama 3's context parallelism: "The Llama 3 Herd of Models", 2024, section 3.3.2).
-Experts take the positions as they are: with the sequence split along tp and experts that are not, every rank
-dispatches other tokens (Megatron-Core asks for sequence parallelism where experts and tensors are parallel).
+Experts take the positions as they are: the sequence is split along tp and experts are not, so every rank
+dispatches other tokens (Megatron-Core requires sequence parallelism for expert with tensor parallelism).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT_SEQUENCE = 3  # the dimension of stacked keys and values that context para
 
 
 class Stage(Part):
-    """`micro_batch` says which one comes next; `left` is what left the stage, micro-batch by micro-batch."""
+    """A rank's stage. `micro_batch` is the next one; `left` are the stage's outputs, by micro-batch."""
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         stage, _, context, _ = grid.place
@@ -55,7 +55,7 @@ class Stage(Part):
         return self.blocks[str(number)]
 
     def _experts(self, whole: Unsharded) -> nn.Module:
-        """This rank's experts; all of them where nobody shares them."""
+        """This rank's experts; all of them where ep has one rank."""
         if self.expert.size == 1:
             return whole
         wanted = next(iter(self.wanted.values()))
@@ -75,7 +75,7 @@ class Stage(Part):
             yield ".".join(parts), weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """One micro-batch, whose output is kept."""
+        """Run one micro-batch, and keep its output."""
         x = super().forward(x)
         self.left.append(x.detach())
         return x
@@ -106,7 +106,7 @@ class Stage(Part):
 
 
 class _Alone:
-    """Attention whose heads are all here: nobody to meet."""
+    """Attention whose heads are all on this rank: no communication."""
 
     def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Apply the layers."""

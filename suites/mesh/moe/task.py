@@ -4,7 +4,7 @@ A small Llama with a mixture of experts in every block learns next tokens by SGD
 `rows` sequences for each micro-batch of each data shard; every rank's loss is the mean over its own tokens,
 of which all ranks of a stage have equally many, so the mean of their losses is that of the batch. Which
 expert a token gets follows from preferences that outweigh every logit: rounding changes no choice, and every
-rank can write down everybody's routing. Weights are numbers that bf16 holds.
+rank can compute the routing of all ranks. Weights are numbers that bf16 holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Task(Sizes):
     ctx: Context = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be dealt out, all of it at once."""
+        """Refuse sizes that do not divide; the error names all of them."""
         axes, dims, faults = self.axes, self.dims, []
         if LAYERS % axes.stages:
             faults.append(f"{LAYERS} blocks do not divide among {axes.stages} stages")
@@ -83,7 +83,7 @@ class Task(Sizes):
     # data
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Tokens and those that follow them, of all ranks."""
+        """Tokens of all ranks, and the tokens that follow them."""
         seed = key(self.ctx.seed, _TOKENS, number) >> 1
         both = models.tokens(seed, self.sequences, self.dims.length + 1, VOCABULARY).to(self.ctx.device)
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
@@ -131,7 +131,7 @@ def mixtures(model: models.Llama) -> list[Unsharded]:
 
 
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
-    """Train on the big batch, alone; of what leaves a stage and of losses keep this rank's."""
+    """Train on the whole batch, alone; keep this rank's losses and its stage's outputs."""
     model, steps = task.model(dtype), []
     optimizer = optimizer_of(model.parameters())
     stage = task.axes.coordinates(task.ctx.rank)[0]
@@ -150,7 +150,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
 
 
 def _through(model: models.Llama, numbers: Tensor) -> list[Tensor]:
-    """What leaves each block, and the logits."""
+    """The output of each block, and the logits."""
     x, found = model.embedding(numbers), []
     for block in model.blocks:
         x = block(x)

@@ -1,11 +1,11 @@
-"""Train a rank's part of the mixture of experts: micro-batches through the stages, then gradients together.
+"""Train a rank's part of the mixture of experts: micro-batches through the stages, then reduce gradients.
 
 A micro-batch's loss on one rank is the mean over the rank's own tokens, so the loss of the batch is the mean
 over the S = D C T ranks of a stage, and every gradient is a sum over tokens divided by S:
 
-    attention, split along tp   has met all tokens of its line: summed over dp_cp
-    norms, router, ends         met this rank's tokens: summed along tp, then over dp_cp
-    experts                     met the tokens of all ranks of their set: summed over edp alone
+    attention, split along tp   has seen all tokens of its line: summed over dp_cp
+    norms, router, ends         saw this rank's tokens: summed along tp, then over dp_cp
+    experts                     saw the tokens of all ranks of their set: summed over edp alone
 
 each divided by S, not by the size of the group that it was summed over. (Megatron-Core's
 DistributedDataParallel does the same: experts' gradients are scaled by 1 over data x context and summed over
@@ -37,7 +37,7 @@ from suites.pipeline.stages import RecordedStage, stepped
 
 
 class Trainer:
-    """One rank's part at work."""
+    """One rank's part of the model."""
 
     updates: Updates
 
@@ -59,18 +59,18 @@ class Trainer:
         return self.stage.head is not None
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """Those of the stage."""
+        """The weights of the stage."""
         return self.stage.weights()
 
     def part(self, whole: Named) -> dict[str, Tensor]:
-        """Its losses, what is to leave it, and its share of each weight and gradient."""
+        """This rank's losses, its stage's outputs, and its share of each weight and gradient."""
         found = {what: whole[what] for what in ("forward", *["loss"] * self.last)}
         for kind, name in itertools.product(("grad", "param"), self.weights()):
             found[f"{kind}:{name}"] = share(name, whole[f"{kind}:{name}"], self.stage.tensor)
         return found
 
     def step(self, number: int) -> dict[str, Tensor]:
-        """Forward and backward of all micro-batches, gradients, update; give what left here, and losses."""
+        """Forward and backward of all micro-batches, reduce gradients, update; give outputs and losses."""
         inputs, targets = (self.task.own(one) for one in self.task.batch(number))
         self.optimizer.zero_grad()
         self.stage.left.clear()
@@ -92,12 +92,12 @@ class Trainer:
         return losses
 
     def _piped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        """By 1F1B, which divides the gradients by the number of micro-batches."""
+        """Run 1F1B, which divides the gradients by the number of micro-batches."""
         own = inputs if self.first else None, targets if self.last else None
         return stepped(self.schedule, self.recorder, *own)
 
     def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
-        """torch's schedule around the stage. Shapes are given."""
+        """Make torch's schedule around the stage, with given shapes."""
         task, group = self.task, self.grid.group("pp")
         shape, width = (task.dims.rows, task.tokens), task.dims.width
         taken, given = forms(shape, dtype, width=width, words=VOCABULARY, first=self.first, last=self.last)
@@ -128,7 +128,7 @@ class Trainer:
 
 
 class _MicroBatched(RecordedStage):
-    """Tells the module which micro-batch comes."""
+    """A stage that tells its module which micro-batch comes next."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
         """Do a forward."""
@@ -138,7 +138,7 @@ class _MicroBatched(RecordedStage):
 
 
 def _summed(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Add up in one bucket."""
+    """All-reduce gradients in one bucket."""
     bucket = torch.cat([one.flatten().to(wide(one.dtype)) for one in gradients])
     dist.all_reduce(bucket, group=group)
     totals = torch.split(bucket, [one.numel() for one in gradients])

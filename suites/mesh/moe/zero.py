@@ -1,9 +1,9 @@
 """ZeRO-1 beside pipelines and experts, as DeepSeek-V3 trains (arXiv:2412.19437, section 3.2).
 
-Weights of one dtype that the same w ranks have lie in one bucket of P numbers: dense ones, and routers, are
-those of all ranks of a stage, experts those of their replicas. A rank has masters of P/w of them, in fp32 at
-least, and the optimizer's state of those. Once in a step gradients are reduce-scattered in fp32, divided
-by the ranks of a stage; updated masters are all-gathered in the weights' dtype (Rajbhandari et al.,
+Weights of one dtype that the same w ranks have are one bucket of P numbers: dense ones, and routers, on all
+ranks of a stage, experts on their replicas. A rank has masters of P/w of them, in fp32 at least, and their
+optimizer state. Once in a step gradients are reduce-scattered in fp32 and divided by the ranks of a
+stage; updated masters are all-gathered in the weights' dtype (Rajbhandari et al.,
 arXiv:1910.02054, section 5; with experts as in Megatron-Core's distributed optimizer):
 
     dp_cp, edp   reduce_scatter   P numbers of 4 bytes, or 8, of each bucket
@@ -35,7 +35,7 @@ from suites.tensor.regions import Group, all_gather, reduce_scatter
 
 
 def bucket_of(name: str) -> str:
-    """Where a weight belongs; a router is fp32 where the others are bf16."""
+    """The bucket of a weight; a router is fp32 where the others are bf16."""
     return "experts" if is_expert(name) else "router" if ".router." in name else "dense"
 
 
@@ -48,7 +48,7 @@ class Bucket:
         self.masters = nn.Parameter(self.cut(self.flat(weights.values())).to(wide(self.dtype)).clone())
 
     def flat(self, parts: Iterable[Tensor]) -> Tensor:
-        """All of them in a row, with zeros at the end where they do not divide."""
+        """All of them concatenated, with zeros at the end where they do not divide."""
         whole = torch.cat([part.detach().flatten() for part in parts])
         return functional.pad(whole, (0, -len(whole) % self.group.size))
 
@@ -57,7 +57,7 @@ class Bucket:
         return self.group.part(flat, 0)
 
     def reduce(self, ranks: int) -> None:
-        """Give the masters their gradient, and let go of the whole one."""
+        """Reduce the gradient onto the masters, and free the whole one."""
         grad = self.flat(map(gradient_of, self.weights.values())).to(self.masters.dtype)
         own = reduce_scatter(grad, 0, self.group) if self.group.size > 1 else grad
         self.masters.grad = own.div_(ranks)
@@ -70,7 +70,7 @@ class Bucket:
         return self.masters.detach().to(self.dtype)
 
     def gather(self) -> None:
-        """Give everybody the updated weights."""
+        """Gather the updated weights on all ranks."""
         own = self.rounded
         whole = all_gather(own, 0, self.group) if self.group.size > 1 else own
         for weight in self.weights.values():
@@ -79,7 +79,7 @@ class Bucket:
 
 
 class Zero1(Trainer):
-    """One rank's part at work; its optimizer has the masters of this rank alone."""
+    """One rank's part; its optimizer has only this rank's masters."""
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         super().__init__(task, grid, dtype)
@@ -99,7 +99,7 @@ class Zero1(Trainer):
         return {f"param:all {kind}": one.flat(one.weights.values()) for kind, one in self.buckets.items()}
 
     def part(self, whole: Named) -> dict[str, Tensor]:
-        """Its losses, what is to leave it, its part of each bucket, and all weights."""
+        """This rank's losses, its stage's outputs, its part of each bucket, and all weights."""
         found = {what: whole[what] for what in ("forward", *["loss"] * self.last)}
         flats = {
             f"{what}:{kind}": bucket.flat(whole[f"{what}:{name}"] for name in bucket.weights)
@@ -128,17 +128,17 @@ class ZeroMixture(Mixture):
     patterns = SHARDED
 
     def make(self, dtype: torch.dtype) -> Trainer:
-        """A rank's part."""
+        """Make a rank's part."""
         return Zero1(self.task, self.grid, dtype)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Trainer]:
-        """Train; what was gathered last is a result too."""
+        """Train; the weights that were gathered last are results too."""
         left = super().run(dtype, seen)
         assert isinstance(left.kept, Zero1)
         return replace(left, results={**left.results, **left.kept.gathered()})
 
     def beside(self, dtype: torch.dtype, run: Run[Trainer]) -> Entries:
-        """A rank's weights are its masters, rounded."""
+        """Compare a rank's weights with its rounded masters."""
         assert isinstance(run.kept, Zero1)
         rounded = [
             parity.equal(f"rounded:{kind}", one.cut(one.flat(one.weights.values())), one.rounded)
@@ -147,11 +147,11 @@ class ZeroMixture(Mixture):
         return [*super().beside(dtype, run), *rounded]
 
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
-        """Masters of this rank."""
+        """Masters and weights."""
         return zero1(self.task, dtype.itemsize)
 
     def found(self, engine: Trainer) -> dict[str, int]:
-        """As well all weights of the stage, and none of their gradients after the step."""
+        """Add all weights of the stage, and their gradients, of which none is left after the step."""
         stage = engine.stage
         whole = {"all params": memory.parameter_bytes(stage), "all grads": memory.gradient_bytes(stage)}
         return super().found(engine) | whole
