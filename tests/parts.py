@@ -22,7 +22,6 @@ from tests.house.tree import ROOT
 USUAL = "not quiet and not long"
 BESIDE = f"{USUAL} and not alone"
 LOGS = ROOT / ".venv"
-AUTOGROUP = Path("/proc/self/autogroup")
 # User and system time of all parts, with what they start: wall time tells of the machine's other users too.
 # What all of them take on two cores, 1700 to 2200 s, and a third more for a slower or busier machine.
 BUDGET_CPU_S = 2800.0
@@ -37,7 +36,6 @@ class Part:
     name: str
     paths: tuple[str, ...]
     marks: str = BESIDE
-    idle: bool = False  # computes only while a core has nothing else to do
     workers: int = 0  # of pytest-xdist
 
     def command(self) -> list[str]:
@@ -65,12 +63,13 @@ class Ended:
 WORLDS = ("tests/suites", "tests/teeth")
 FAULTS = Part("faults", ("tests/faults",), marks=f"{BESIDE} and not untimed")
 UNTIMED = Part("untimed", FAULTS.paths, marks=f"{BESIDE} and untimed")
-# Most planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. They
-# wait for half of their time, which is enough for tests of one process. Worlds of ranks, however idle, took a
-# quarter of a pattern's bandwidth: they run beside the faults that measure nothing.
+# Most planted faults measure bandwidth: what takes their cores makes healthy links miss their floors. What
+# ran beside them at the lowest priority starved, and in each run another of its tests fell. The faults that
+# measure nothing run beside worlds of ranks.
 REST = ("tests", *(f"--ignore={path}" for path in (*FAULTS.paths, *WORLDS)))
 STAGES = (
-    (FAULTS, Part("rest", REST, workers=2, idle=True)),
+    (FAULTS,),
+    (Part("rest", REST, workers=2),),
     (UNTIMED, Part("worlds", WORLDS, workers=2)),
 )
 
@@ -86,12 +85,6 @@ def start(part: Part) -> subprocess.Popen[bytes]:
 
     def ready() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if part.idle:
-            os.setsid()
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            # Linux gives each session as much of a core as any other, however idle what runs in it would be.
-            if AUTOGROUP.exists():
-                AUTOGROUP.write_text("19", encoding="utf-8")
 
     with log_of(part).open("wb") as log:
         return subprocess.Popen(
@@ -110,15 +103,13 @@ def log_of(part: Part) -> Path:
 
 
 def run(*stages: Sequence[Part]) -> Iterator[Ended]:
-    """Run the parts of a stage beside each other; each as it ends. What is idle goes on beside the next."""
-    running: dict[int, tuple[subprocess.Popen[bytes], Part, float]] = {}
-    left = list(stages)
-    try:
-        while left or running:
-            if left and all(part.idle for _, part, _ in running.values()):
-                for part in left.pop(0):
-                    process = start(part)
-                    running[os.pidfd_open(process.pid)] = process, part, time.monotonic()
+    """Run the parts of a stage beside each other, stage after stage; give each part as it ends."""
+    for stage in stages:
+        running: dict[int, tuple[subprocess.Popen[bytes], Part, float]] = {}
+        for part in stage:
+            process = start(part)
+            running[os.pidfd_open(process.pid)] = process, part, time.monotonic()
+        while running:
             for ended in select.select(list(running), [], [])[0]:
                 process, part, began = running.pop(ended)
                 os.close(ended)
@@ -127,11 +118,6 @@ def run(*stages: Sequence[Part]) -> Iterator[Ended]:
                 text = log_of(part).read_text(encoding="utf-8", errors="replace")
                 wall_s, cpu_s = time.monotonic() - began, used.ru_utime + used.ru_stime
                 yield Ended(part, process.returncode, text, wall_s, cpu_s)
-    finally:
-        for process, part, _ in running.values():
-            if part.idle:  # in a session of its own, where a terminal's ^C does not come
-                process.send_signal(signal.SIGINT)
-                process.wait()
 
 
 def slowest(texts: Sequence[str]) -> list[str]:

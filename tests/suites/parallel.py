@@ -183,6 +183,10 @@ def _cases() -> Iterator[Planned]:
             yield from mark.args[0] if mark.name == MARK else ()
 
 
+# They have an entry for each round that was timed, of which an uneven machine takes more.
+PACED = {"zero.overlap", "expert.m2n"}
+
+
 def _loose(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Which parts may lose an entry on every rank without anybody's notice, of a planned case.
 
@@ -194,6 +198,8 @@ def _loose(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if holds is None or step.startswith("mesh."):
         return found
     for part in ("parity", "repeat", "traffic", "memory"):
+        if part == "repeat" and step in PACED:
+            continue
         fewer = [{**one, part: one[part][:-1]} if one.get(part) else one for one in results]
         if any(part in one for one in results) and part not in red(step, fewer, parameters):
             found[part] = f"it has more entries than the plan says: {_least(part, holds, results)}"
