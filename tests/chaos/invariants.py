@@ -82,7 +82,7 @@ def unproved(node: str, records: Sequence[Record]) -> Iterator[str]:
         last = last_word(check, node)
         if last.outcome not in GREEN:
             yield f"{check.name} is {last.outcome.value}"
-        elif plan.nodes and last.outcome is Outcome.PASS and not last.measurement:
+        elif plan.nodes and last.outcome is Outcome.PASS and not (last.measurement or last.judgements):
             yield f"{check.name} passed and has no measurement"
 
 
