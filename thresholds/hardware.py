@@ -1,4 +1,7 @@
-"""A hardware file as values, for all other packages, after `load` has found no fault in it."""
+"""A hardware file as values, for all other packages, after `load` has found no fault in it.
+
+Tables that are used as they stand in the file are checked here; the others in loading/schema.py.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, model_validator
+
+from thresholds.loading.fields import Section, Sentence, Sizes, of_words
 from thresholds.peers import Rules
 from thresholds.selectors import Selector
 from thresholds.units import parse_size
@@ -82,51 +88,79 @@ class Sweep:
     tail_iterations: int = 20
 
 
-@dataclass(frozen=True)
-class Experts:
-    """Sizes of the expert steps: tokens, hidden and top-k in training and decoding, bytes from M to N."""
+_Length = Annotated[int, Field(ge=1, le=1 << 20)]
+_Few = Annotated[int, Field(ge=1, le=1024)]
 
-    normal: tuple[int, int, int]
-    low_latency: tuple[int, int, int]
-    m2n: tuple[int, ...]
-    source: str
+
+class Layer(Section):
+    """What an expert layer moves: tokens of a rank, their width, and how many experts each has."""
+
+    tokens: _Length
+    hidden: Annotated[int, Field(ge=128, le=1 << 17, multiple_of=128)]  # blocks of fp8 with a scale each
+    top_k: Annotated[int, Field(ge=1, le=16)]  # two ranks of the steps have 16 experts
+
+
+class Experts(Section):
+    """[experts]: sizes of expert dispatch in training (`normal`) and in decoding, and bytes from M to N."""
+
+    normal: Layer
+    low_latency: Layer
+    m2n: Annotated[Sizes, AfterValidator(of_words)]
+    source: Sentence
 
     def sizes(self, name: str) -> list[int]:
         """The sizes of one entry of the table, by its name."""
-        known = {"normal": self.normal, "low_latency": self.low_latency, "m2n": self.m2n}
-        return list(known[name])
+        found: Layer | list[int] = getattr(self, name)
+        return list(found.model_dump().values()) if isinstance(found, Layer) else found
 
 
 MOST_PARTS = 8  # of an unsharded batch or sequence, each as long as one rank's in a small world
 
 
-@dataclass(frozen=True)
-class Model:
-    """Sizes of the model with which each technique runs once. `sequence`: tokens per rank."""
+class Model(Section):
+    """[model]: the model with which each technique runs once. `sequence`: tokens per rank."""
 
-    hidden: int
-    heads: int
-    experts: int
-    experts_per_token: int
-    sequence: int
-    micro_batches: int
-    layers: int
+    hidden: Annotated[int, Field(ge=64, le=1 << 16, multiple_of=64)]
+    heads: _Few
+    experts: _Few
+    experts_per_token: Annotated[int, Field(ge=1, le=16)]
+    sequence: _Length
+    micro_batches: _Few
+    layers: Annotated[int, Field(ge=1, le=64)]
 
     def tokens(self, ranks: int) -> int:
         """Tokens per rank in a world: `sequence`, or fewer where all have more than MOST_PARTS of it."""
         return min(self.sequence, MOST_PARTS * self.sequence // ranks)
 
+    @model_validator(mode="after")
+    def _whole(self) -> Model:
+        """Heads of an even width, as rotary embeddings rotate pairs of channels; top-k within the experts."""
+        faults = []
+        if self.hidden % (2 * self.heads):
+            faults.append(f"{self.heads} heads of an even width do not make up a hidden of {self.hidden}")
+        if self.experts_per_token > self.experts:
+            faults.append(f"a token cannot have {self.experts_per_token} of {self.experts} experts")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
 
-@dataclass(frozen=True)
-class Beyond:
-    """Limits for more nodes follow from the rows for `nodes`; a ring's hop between two takes `hop_us`."""
 
-    nodes: int
-    hop_us: float
+class Beyond(Section):
+    """[beyond]: limits for more nodes follow from the rows for `nodes`; a ring's hop takes `hop_us`."""
+
+    nodes: Annotated[int, Field(ge=2, le=4096)]
+    hop_us: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 
 
 # For a file without [model], by backend: a layer of a 70B Llama on GPUs; on CPUs a size that takes a second.
-MODELS = {"nccl": Model(8192, 64, 32, 4, 4096, 8, 2), "gloo": Model(256, 8, 8, 2, 128, 4, 2)}
+MODELS = {
+    "nccl": Model(
+        hidden=8192, heads=64, experts=32, experts_per_token=4, sequence=4096, micro_batches=8, layers=2
+    ),
+    "gloo": Model(
+        hidden=256, heads=8, experts=8, experts_per_token=2, sequence=128, micro_batches=4, layers=2
+    ),
+}
 
 
 @dataclass(frozen=True)

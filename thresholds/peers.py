@@ -13,8 +13,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from thresholds.loading.fields import MetricName, MetricNames, Section, Sentence, Share
 
 Name = TypeVar("Name")
 
@@ -36,23 +40,25 @@ MARGINS: Mapping[str, float] = {
 }
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What [peers] of a hardware file asks: a margin for all metrics or for single ones, and how many values.
+class Rules(Section):
+    """[peers]: a margin for all metrics or for single ones, and how many values there must be.
 
     `without_limit` names metrics that are compared with peers although no row limits them.
     """
 
-    margin: float | None = None
-    margins: Mapping[str, float] = field(default_factory=dict)
-    least: int = LEAST
-    without_limit: tuple[str, ...] = ()
-    source: str = "the default margins of thresholds/peers.py"
+    margin: Share | None = None
+    margins: dict[MetricName, Share] = Field({})
+    least: Annotated[int, Field(ge=FEWEST, le=1_000_000)] = LEAST
+    without_limit: MetricNames = Field([])
+    source: Sentence
 
     def margin_of(self, metric: str) -> float:
         """The share of the median by which an outlier in this metric must be behind."""
         default = MARGINS.get(metric, MARGIN) if self.margin is None else self.margin
         return self.margins.get(metric, default)
+
+
+DEFAULT = Rules(source="the default margins of thresholds/peers.py")
 
 
 @dataclass(frozen=True)

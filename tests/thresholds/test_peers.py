@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from tests.each import each
 from tests.thresholds.files import GOOD, faults, loaded
-from thresholds.peers import CUT, MARGIN, Rules, by_value, majority, median_and_spread, near_median, standing
+from thresholds.peers import (
+    CUT,
+    DEFAULT,
+    MARGIN,
+    by_value,
+    majority,
+    median_and_spread,
+    near_median,
+    standing,
+)
 from thresholds.units import METRICS
 
 SPEEDS = st.lists(st.floats(0.1, 1000.0), min_size=4, max_size=40)
@@ -174,10 +183,10 @@ def test_a_file_names_margins() -> None:
     assert loaded().peers is None
     rules = loaded(GOOD + TABLE).peers
     assert rules is not None
-    assert (rules.least, rules.without_limit, rules.source) == (4, ("mfu",), "what the test says")
+    assert (rules.least, rules.without_limit, rules.source) == (4, ["mfu"], "what the test says")
     assert (rules.margin_of("tflops"), rules.margin_of("busbw")) == (0.12, 0.03)
-    assert (Rules().margin_of("busbw"), Rules().margin_of("tflops")) == (0.05, 0.10)
-    assert all(0 < Rules().margin_of(metric) < 1 for metric in METRICS)
+    assert (DEFAULT.margin_of("busbw"), DEFAULT.margin_of("tflops")) == (0.05, 0.10)
+    assert all(0 < DEFAULT.margin_of(metric) < 1 for metric in METRICS)
 
 
 @each(

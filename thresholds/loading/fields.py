@@ -1,4 +1,4 @@
-"""What one key of a hardware file may hold; each refusal says what to write instead."""
+"""What a table of a hardware file and its keys may hold; each refusal says what to write instead."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import re
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from thresholds.units import METRICS, is_finite, parse_size
 
 MOST_GIGABYTES = 100_000
+
+
+class Section(BaseModel):
+    """A table whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
 
 def known(names: tuple[str, ...]) -> Callable[[str], str]:
@@ -22,10 +28,6 @@ def known(names: tuple[str, ...]) -> Callable[[str], str]:
         return name
 
     return check
-
-
-def _as_list(raw: object) -> object:
-    return [raw] if isinstance(raw, str) else raw
 
 
 def _rising(sizes: list[int]) -> list[int]:
@@ -89,4 +91,6 @@ Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^\S+( \S+)*$"
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
 MetricName = Annotated[str, AfterValidator(known(tuple(METRICS)))]
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-MetricNames = Annotated[list[MetricName], Field(min_length=1), BeforeValidator(_as_list)]
+MetricNames = Annotated[
+    list[MetricName], Field(min_length=1), BeforeValidator(lambda raw: [raw] if isinstance(raw, str) else raw)
+]

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from thresholds.hardware import Beyond, Experts, Gap, Hardware, Limit, LimitKind, LineRate, Model, Row, Sweep
+from thresholds.hardware import Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
 from thresholds.loading import rules
 from thresholds.loading.extends import Unreadable, contents, shipped, unknown_name
 from thresholds.loading.faults import Fault, HardwareFileError
 from thresholds.loading.parse import Placed, Sections
-from thresholds.loading.schema import (
-    ExpertsSection,
-    GapSection,
-    LayerSection,
-    LimitSection,
-    LineRateSection,
-    PeersSection,
-    RowSection,
-    SweepSection,
-)
-from thresholds.peers import Rules
+from thresholds.loading.schema import GapSection, LimitSection, LineRateSection, RowSection, SweepSection
 from thresholds.units import INSIDE_LINKS, MNNVL
 
 __all__ = ["load", "load_whole", "read", "resolve", "shipped"]
@@ -191,10 +181,10 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         sweep=_sweep(sweep),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
-        experts=_experts(tables.experts) if tables.experts else None,
-        model=Model(**tables.model.model_dump()) if tables.model else None,
-        peers=_peers(tables.peers) if tables.peers else None,
-        beyond=Beyond(**tables.beyond.model_dump()) if tables.beyond else None,
+        experts=tables.experts,
+        model=tables.model,
+        peers=tables.peers,
+        beyond=tables.beyond,
         path=first.path,
         sha256=sections.family.sha256,
     )
@@ -203,18 +193,6 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
 def _sweep(section: SweepSection) -> Sweep:
     sizes = tuple(section.bandwidth), tuple(section.plateau), tuple(section.latency)
     return Sweep(*sizes, section.iterations, section.tail_iterations or section.iterations)
-
-
-def _peers(section: PeersSection) -> Rules:
-    alone = tuple(section.without_limit or ())
-    return Rules(section.margin, section.margins, section.least, alone, section.source)
-
-
-def _experts(section: ExpertsSection) -> Experts:
-    def layer(one: LayerSection) -> tuple[int, int, int]:
-        return one.tokens, one.hidden, one.top_k
-
-    return Experts(layer(section.normal), layer(section.low_latency), tuple(section.m2n), section.source)
 
 
 def _line_rate(inside: str, section: LineRateSection) -> LineRate:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator
 
 from thresholds.environment import permitted
+from thresholds.hardware import Beyond, Experts, Model
 from thresholds.loading.fields import (
     Count,
     Facts,
@@ -15,18 +16,16 @@ from thresholds.loading.fields import (
     Gigabytes,
     Inside,
     LowerName,
-    MetricName,
     MetricNames,
+    Section,
     Sentence,
-    Share,
     Size,
     Sizes,
     Version,
     Word,
     known,
-    of_words,
 )
-from thresholds.peers import FEWEST, LEAST
+from thresholds.peers import Rules
 from thresholds.selectors import READERS, Selector
 from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, PATHS
 
@@ -35,12 +34,6 @@ FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
 
 def _reader(name: str) -> PlainValidator:
     return PlainValidator(READERS[name])
-
-
-class Section(BaseModel):
-    """A table whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
 
 
 class HardwareSection(Section):
@@ -58,7 +51,7 @@ class HardwareSection(Section):
     auto: bool = True
     part: bool = False
     extends: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    judges_with: Annotated[list[FileName], Field(alias="with")] = []
+    judges_with: list[FileName] = Field([], alias="with")
 
 
 class ExpectSection(Section):
@@ -130,70 +123,6 @@ class SweepSection(Section):
     tail_iterations: _Iterations | None = None
 
 
-_Length = Annotated[int, Field(ge=1, le=1 << 20)]
-
-
-class LayerSection(Section):
-    """What an expert layer moves: tokens of a rank, their width, and how many experts each has."""
-
-    tokens: _Length
-    hidden: Annotated[int, Field(ge=128, le=1 << 17, multiple_of=128)]  # blocks of fp8 with a scale each
-    top_k: Annotated[int, Field(ge=1, le=16)]  # two ranks of the steps have 16 experts
-
-
-class ExpertsSection(Section):
-    """[experts]: sizes of expert dispatch (training, and decoding) and of M-to-N exchanges."""
-
-    normal: LayerSection
-    low_latency: LayerSection
-    m2n: Annotated[Sizes, AfterValidator(of_words)]
-    source: Sentence
-
-
-_Few = Annotated[int, Field(ge=1, le=1024)]
-
-
-class ModelSection(Section):
-    """[model]: the model with which each technique runs once, compared and timed."""
-
-    hidden: Annotated[int, Field(ge=64, le=1 << 16, multiple_of=64)]
-    heads: _Few
-    experts: _Few
-    experts_per_token: Annotated[int, Field(ge=1, le=16)]
-    sequence: _Length
-    micro_batches: _Few
-    layers: Annotated[int, Field(ge=1, le=64)]
-
-    @model_validator(mode="after")
-    def _whole(self) -> ModelSection:
-        """Heads of an even width, as rotary embeddings rotate pairs of channels; top-k within the experts."""
-        faults = []
-        if self.hidden % (2 * self.heads):
-            faults.append(f"{self.heads} heads of an even width do not make up a hidden of {self.hidden}")
-        if self.experts_per_token > self.experts:
-            faults.append(f"a token cannot have {self.experts_per_token} of {self.experts} experts")
-        if faults:
-            raise ValueError("; ".join(faults))
-        return self
-
-
-class PeersSection(Section):
-    """[peers]: by how much a node or device may be behind its equals; see thresholds/peers.py."""
-
-    margin: Share | None = None
-    margins: dict[MetricName, Share] = {}
-    least: Annotated[int, Field(ge=FEWEST, le=1_000_000)] = LEAST
-    without_limit: MetricNames | None = None
-    source: Sentence
-
-
-class BeyondSection(Section):
-    """[beyond]: limits for more nodes follow from the rows for `nodes`: thresholds/beyond.py."""
-
-    nodes: Annotated[int, Field(ge=2, le=4096)]
-    hop_us: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
-
-
 class RowSection(Section):
     """What [[limit]] and [[gap]] have in common: the metric, and the selectors that a case must match."""
 
@@ -246,6 +175,7 @@ def _one_fabric(match: _Match) -> _Match:
     return match
 
 
+_Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 _Absent = Annotated[str, AfterValidator(known((*PATHS, *COLLECTIVES, *ARITHMETIC)))]
 
 
@@ -256,15 +186,13 @@ class Tables(Section):
     expect: ExpectSection = ExpectSection()
     line_rate: LineRateSection | None = None
     sweep: SweepSection | None = None
-    experts: ExpertsSection | None = None
-    model: ModelSection | None = None
-    peers: PeersSection | None = None
-    beyond: BeyondSection | None = None
-    match: Annotated[dict[LowerName, Facts], Field(min_length=1), AfterValidator(_one_fabric)] = {}
-    env: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str], AfterValidator(permitted)
-    ] = {}
-    absent: dict[_Absent, Sentence] = {}
+    experts: Experts | None = None
+    model: Model | None = None
+    peers: Rules | None = None
+    beyond: Beyond | None = None
+    match: Annotated[dict[LowerName, Facts], AfterValidator(_one_fabric)] = Field({}, min_length=1)
+    env: Annotated[dict[_Variable, str], AfterValidator(permitted)] = Field({})
+    absent: dict[_Absent, Sentence] = Field({})
 
 
 TABLES = tuple(Tables.model_fields)
