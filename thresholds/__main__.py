@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from thresholds import derived
-from thresholds.bounds import BoundError, bound, ceiling
+from thresholds.bounds import BoundError, asked, bound, ceiling
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
 from thresholds.calibrate.tables import PER_NODE
 from thresholds.derived import Moved
@@ -219,8 +219,17 @@ def _why(hardware: Hardware, metric: str, row: Limit, case: Case) -> Iterator[st
         yield f"  {name} = {selector.text} matches {case.get(name)}"
     yield f"  source: {'derived: ' if row.derived else ''}{row.source} ({row.date})"
     yield f"  fewer than {row.min_samples} samples are unchecked"
-    if METRICS[metric].bounded:
-        yield from _physics(hardware, row, case)
+    if not METRICS[metric].bounded:
+        return
+    rates = hardware.line_rate
+    try:
+        best = format_number(bound(case, rates))
+        yield f"  bound of this algorithm: {best} GB/s"
+        if row.kind == "min_of_bound":
+            yield f"  floor: {row.value:g} x {best} = {format_number(asked(row, case, rates))} GB/s"
+        yield f"  above {format_number(ceiling(case, rates))} GB/s something else was measured"
+    except BoundError as error:
+        yield f"  bound: {error}"
 
 
 def _explain_derived(hardware: Hardware, case: Case) -> int:
@@ -238,17 +247,6 @@ def _explain_derived(hardware: Hardware, case: Case) -> int:
         return _say(sys.stderr, f"on record only: {error}", status=1)
     lines = [f"no row judges it: {derived.FACTOR:g} x the sum of", *(f"  {share}" for share in shares)]
     return _say(sys.stdout, "\n".join([*lines, f"  is {derived.allowed_s(shares) * 1e6:.4g} us"]))
-
-
-def _physics(hardware: Hardware, row: Limit, case: Case) -> Iterator[str]:
-    try:
-        best = bound(case, hardware.line_rate)
-        yield f"  bound of this algorithm: {format_number(best)} GB/s"
-        if row.kind == "min_of_bound":
-            yield f"  floor: {row.value:g} x {format_number(best)} = {format_number(row.value * best)} GB/s"
-        yield f"  above {format_number(ceiling(case, hardware.line_rate))} GB/s something else was measured"
-    except BoundError as error:
-        yield f"  bound: {error}"
 
 
 def _say(stream: TextIO, text: str, status: int = 0) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fixtures.wire.collectives import COLLECTIVES
-from thresholds.hardware import LineRate
+from thresholds.hardware import Limit, LineRate
 from thresholds.metrics import busbw, busbw_factor
 from thresholds.units import ALGORITHMS, MNNVL
 
@@ -68,6 +68,11 @@ def ceiling(case: Mapping[str, str | int], rates: LineRate, measured: float | No
     best = max(by_path.get(wires.path, inside_ceiling)(wires), bound(case, rates, measured))
     best *= SPLIT_SLACK if wires.collective == "all_to_all_v" else 1
     return best if wires.path in (rates.inside, MNNVL) else _with_burst(best, wires, case.get("size"), rates)
+
+
+def asked(row: Limit, case: Mapping[str, str | int], rates: LineRate, measured: float | None = None) -> float:
+    """What a row asks of a case, in the unit of its metric."""
+    return row.value * (bound(case, rates, measured) if row.kind == "min_of_bound" else 1)
 
 
 def _with_burst(best: float, w: Wires, size: str | int | None, rates: LineRate) -> float:

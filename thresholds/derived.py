@@ -33,10 +33,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.record import Judgement, Outcome
-from thresholds.bounds import BoundError, bound, ceiling
+from thresholds.bounds import BoundError, asked, bound, ceiling
 from thresholds.hardware import Hardware, Limit
 from thresholds.lookup import Case, LimitError, find
 from thresholds.metrics import busbw_factor
+from thresholds.selectors import Value
 from thresholds.units import format_number, format_size
 
 METRIC = "pattern"
@@ -81,17 +82,23 @@ def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int)
 
 
 def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
-    sweep, bytes_s = hardware.sweep, sent_bytes([moved], ranks) / 1e9
-    here = {**case, **_SWEEP, "collective": moved.collective}
+    sizes = {"latency": min(hardware.sweep.latency), "busbw": max(hardware.sweep.plateau)}
+    here, kept = {**case, **_SWEEP, "collective": moved.collective}, 1.0
     if sum(moved.spread) not in (0, ranks):
-        return _share_of_group(hardware, moved, here, bytes_s)
-    latency = find(hardware, "latency", {**here, "size": min(sweep.latency)})
-    rate, row = floor(hardware, {**here, "size": max(sweep.plateau)})
-    return Share(moved, latency.value / 1e6, bytes_s / rate, (latency, row))
+        here, kept = _all_ranks(hardware, moved, here, sizes)
+    latency = find(hardware, "latency", {**here, "size": sizes["latency"]})
+    rate, row = floor(hardware, {**here, "size": sizes["busbw"]})
+    bytes_s = sent_bytes([moved], ranks) / 1e9 / (kept * rate)
+    return Share(moved, latency.value / 1e6, bytes_s, (latency, row))
 
 
-def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float) -> Share:
-    """Use the rows for all ranks of as many nodes or, where there are none, of all nodes."""
+def _all_ranks(
+    hardware: Hardware, moved: Moved, here: dict[str, Value], sizes: Mapping[str, int]
+) -> tuple[dict[str, Value], float]:
+    """Give the case of all ranks whose rows hold for a group, and the share of their bandwidth that it has.
+
+    The rows are for as many nodes as the group has or, where there are none, for all nodes.
+    """
     each, nodes = moved.spread[0], len(moved.spread)
     there = here.get("ranks_per_node")
     if not isinstance(there, int) or len(set(moved.spread)) > 1 or not there or there % each:
@@ -104,20 +111,16 @@ def _share_of_group(hardware: Hardware, moved: Moved, here: Case, bytes_s: float
             raise LimitError(
                 "missing", f"{said}: {hardware.name} names no switch that gives each its own port"
             )
-    sizes = {"latency": min(hardware.sweep.latency), "busbw": max(hardware.sweep.plateau)}
-    all_ranks = next(
-        (one for one in ({**here, "nodes": nodes}, here) if _has(hardware, one, sizes)),
-        {**here, "nodes": nodes},
-    )
-    latency = find(hardware, "latency", {**all_ranks, "size": sizes["latency"]})
-    rate, row = floor(hardware, {**all_ranks, "size": sizes["busbw"]})
+    as_many = {**here, "nodes": nodes}
+    known = (one for one in (as_many, here) if _has(hardware, one, sizes))
+    all_ranks = next(known, as_many)
     group = {**all_ranks, "nodes": nodes, "ranks_per_node": each}
     line = hardware.line_rate
     network = line.links.get("network")
     if line.network_is_per_node and network is not None:
         line = replace(line, links={**line.links, "network": network * each / there})
     kept = min(of(group, line) / of(all_ranks, hardware.line_rate) for of in (bound, ceiling))
-    return Share(moved, latency.value / 1e6, bytes_s / (rate * kept), (latency, row))
+    return all_ranks, kept
 
 
 def fanned(size_bytes: int, senders: int, per_node: Sequence[int]) -> Moved:
@@ -162,8 +165,7 @@ def allowed_s(parts: Sequence[Share]) -> float:
 def floor(hardware: Hardware, case: Case) -> tuple[float, Limit]:
     """Give the bus bandwidth that the file asks of a case, GB/s, and its row."""
     row = find(hardware, "busbw", case)
-    best = bound(case, hardware.line_rate) if row.kind == "min_of_bound" else 1.0
-    return row.value * best, row
+    return asked(row, case, hardware.line_rate), row
 
 
 def judge(
@@ -186,8 +188,8 @@ def judge(
     rows = ", ".join(dict.fromkeys(row.where for part in parts for row in part.rows))
     source = f"derived: {FACTOR:g} x (latency + bytes / busbw) of {hardware.name} ({rows})"
     outcome = Outcome.PASS if good else Outcome.FAIL
-    asked = f">= {format_number(limit, value)} GB/s"
-    return Judgement(METRIC, outcome, words, value, "GB/s", asked, limit, source, dict(case)), ""
+    least = f">= {format_number(limit, value)} GB/s"
+    return Judgement(METRIC, outcome, words, value, "GB/s", least, limit, source, dict(case)), ""
 
 
 def _counted(pattern: Sequence[Moved]) -> str:

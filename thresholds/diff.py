@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thresholds.bounds import BoundError, bound
+from thresholds.bounds import BoundError, asked
 from thresholds.calibrate import runs
 from thresholds.calibrate.runs import Figure, Run
 from thresholds.calibrate.sift import Key, key_of
@@ -74,7 +74,10 @@ def _loaded(word: str, faults: list[str]) -> Iterator[Hardware]:
 
 def _with_file(old: Hardware, new: Hardware) -> Iterator[str]:
     facts = [(name, _text(left), _text(right)) for name, left, right in _facts(old, new)]
-    rows = [(*_words(key), left, right) for key, left, right in _rows(old, new)]
+    rows = [
+        (metric, ", ".join(f"{name} = {text}" for name, text in selectors) or "every case", left, right)
+        for (metric, selectors), left, right in _rows(old, new)
+    ]
     yield from _columns(("fact", old.name, new.name), facts)
     yield from [""] if facts and rows else []
     yield from _columns(("figure", "for", old.name, new.name), rows)
@@ -142,10 +145,6 @@ def _per_cent(before: Limit | Gap | None, after: Limit | Gap | None) -> str:
     return f" ({100 * (after.value / before.value - 1):+.1f} %)"
 
 
-def _words(key: _RowKey) -> tuple[str, str]:
-    return key[0], ", ".join(f"{name} = {text}" for name, text in key[1]) or "every case"
-
-
 # a file and a run
 
 
@@ -155,7 +154,9 @@ def _with_run(file: Hardware, run: Run) -> Comparison:
         if absent(file, figure.case) is None:
             cases.setdefault(key_of(figure), []).append(figure)
     held: list[tuple[str, ...]] = []
-    rest = [*_unused(file, cases), *(f"not a sound run: {fault}" for fault in run.faults)]
+    idle = idle_rows(file, ((metric, dict(case)) for metric, case in cases))
+    rest = [f"judged nothing: {row.where}: {describe(row)}" for row in idle]
+    rest += [f"not a sound run: {fault}" for fault in run.faults]
     for (metric, _), group in cases.items():
         try:
             held.append(_margin(file, find(file, metric, group[0].case), group))
@@ -172,30 +173,18 @@ def _margin(file: Hardware, row: Limit, group: Sequence[Figure]) -> tuple[str, .
     """The limit, the median of all nodes and rounds, and how far it is on the good side."""
     metric, unit = group[0].metric, METRICS[group[0].metric].unit
     measured = statistics.median(one.value for one in group)
-    limits = [_asked(file, row, one) for one in group]
-    asked = statistics.median(limits)
+    limit = statistics.median(asked(row, one.case, file.line_rate, one.copy_rate) for one in group)
     better = 1 if row.kind != "max" else -1
-    room = 100 * better * (measured / asked - 1) if asked else -100.0 * (measured > 0)
+    room = 100 * better * (measured / limit - 1) if limit else -100.0 * (measured > 0)
     room += 0.0  # turns -0.0 into 0.0
     return (
         row.where,
         subject(metric, group[0].case),
-        f"{'<=' if row.kind == 'max' else '>='} {format_number(asked, measured)} {unit}".rstrip(),
-        f"{format_number(measured, asked)} {unit}".rstrip(),
+        f"{'<=' if row.kind == 'max' else '>='} {format_number(limit, measured)} {unit}".rstrip(),
+        f"{format_number(measured, limit)} {unit}".rstrip(),
         str(len(group)),
         f"{room:+.1f} %" if room >= 0 else f"{min(room, -0.1):+.1f} %",
     )
-
-
-def _asked(file: Hardware, row: Limit, one: Figure) -> float:
-    if row.kind != "min_of_bound":
-        return row.value
-    return row.value * bound(one.case, file.line_rate, one.copy_rate)
-
-
-def _unused(file: Hardware, cases: Mapping[Key, Sequence[Figure]]) -> Iterator[str]:
-    for row in idle_rows(file, ((metric, dict(case)) for metric, case in cases)):
-        yield f"judged nothing: {row.where}: {describe(row)}"
 
 
 # columns

@@ -6,7 +6,7 @@ Tables that are used as they stand in the file are checked here; the others in l
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,7 +39,7 @@ class Limit:
     min_samples: int
     where: str
     loose: str = ""
-    fabrics: tuple[str, ...] = ()
+    fabrics: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Experts(Section):
 
     def sizes(self, name: str) -> list[int]:
         """The sizes of one entry of the table, by its name."""
-        found: Layer | list[int] = getattr(self, name)
-        return list(found.model_dump().values()) if isinstance(found, Layer) else found
+        found: Layer | tuple[int, ...] = getattr(self, name)
+        return [*(found.model_dump().values() if isinstance(found, Layer) else found)]
 
 
 MOST_PARTS = 8  # of an unsharded batch or sequence, each as long as one rank's in a small world

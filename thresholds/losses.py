@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from thresholds.bounds import bound
+from thresholds.bounds import asked
 from thresholds.hardware import Hardware, Limit
 from thresholds.lookup import LimitError, describe, find, mismatches
 from thresholds.selectors import Value
@@ -93,8 +93,8 @@ def losses(hardware: Hardware) -> list[Loss]:
     """Give each row with a floor, and the published figure that it rejects or of which most may be lost."""
     worst = {row.where: Loss(row) for row in hardware.limits if METRICS[row.metrics[0]].better == "more"}
     for figure in _nearest(hardware):
-        for row, asked in _rows(hardware, figure):
-            loss, held = Loss(row, figure, asked), worst[row.where]
+        for row, floor in _rows(hardware, figure):
+            loss, held = Loss(row, figure, floor), worst[row.where]
             if held.figure is None or (loss.rejects, loss.share) > (held.rejects, held.share):
                 worst[row.where] = loss
     return list(worst.values())
@@ -121,7 +121,7 @@ def _rows(hardware: Hardware, figure: Figure) -> Iterator[tuple[Limit, float]]:
             row = find(hardware, figure.metric, case)
         except LimitError:
             return
-        yield row, row.value * (bound(case, hardware.line_rate) if row.kind == "min_of_bound" else 1)
+        yield row, asked(row, case, hardware.line_rate)
         return
     for row in hardware.limits:
         step = {name: one.samples()[0] for name, one in row.selectors.items() if name in ("step", "dtype")}

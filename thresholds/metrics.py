@@ -46,7 +46,9 @@ def bandwidth(collective: str, ranks: int, size_bytes: int, seconds: Sequence[fl
 
 def latency(seconds: Sequence[float]) -> dict[str, float]:
     """The figures of one small size in microseconds: latency (median) and latency_p99."""
-    return {"latency": _median(seconds) * 1e6, "latency_p99": _p99(seconds) * 1e6}
+    median = _median(seconds)
+    p99 = sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]  # nearest rank: the slowest of less than 100
+    return {"latency": median * 1e6, "latency_p99": p99 * 1e6}
 
 
 def slow_fraction(seconds: Sequence[float]) -> float:
@@ -65,11 +67,6 @@ def _median(seconds: Sequence[float]) -> float:
         raise SampleError("there is no iteration to take a median of")
     _check(seconds)
     return statistics.median(seconds)
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    """Nearest rank: below 100 samples this is the slowest one."""
-    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
 
 
 def _check(times: Sequence[float], where: str = "") -> None:

@@ -84,10 +84,11 @@ def standing(value: float, everyone: Sequence[float], *, more_is_better: bool) -
     """Compare a value with everyone's, itself included or not; all are above 0."""
     middle, spread = median_and_spread(everyone)
     worse = middle - value if more_is_better else value - middle
+    beyond = math.copysign(math.inf, worse) if worse else 0.0  # where nearly all are equal
     return Standing(
         value=value,
         median=middle,
-        z=_ratio(worse, spread),
+        z=worse / spread if spread else beyond,
         behind=behind(value, middle, more_is_better=more_is_better),
         peers=len(everyone),
     )
@@ -123,9 +124,3 @@ def majority(values: Mapping[Name, Hashable]) -> list[Name]:
     """Return the names with the value of more than half; none where no value has a majority."""
     largest = max(by_value(values), key=len, default=[])
     return largest if 2 * len(largest) > len(values) else []
-
-
-def _ratio(over: float, under: float) -> float:
-    if under:
-        return over / under
-    return math.copysign(math.inf, over) if over else 0.0

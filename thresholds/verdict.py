@@ -5,26 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reports.record import Judgement, Outcome
-from thresholds.bounds import BoundError, bound, ceiling
+from thresholds.bounds import BoundError, asked, bound, ceiling
 from thresholds.hardware import Hardware, Limit
 from thresholds.lookup import Case, LimitError, find
 from thresholds.metrics import SampleError
 from thresholds.units import METRICS, Metric, format_number, format_size, is_finite
 
 Figure = float | SampleError | None
-
-
-class _NotJudged(Exception):
-    """Why a value cannot be compared with its limit."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A limit in the metric's own unit: `words` explain it, `sign` is >= or <=."""
-
-    limit: float
-    sign: str
-    words: str
 
 
 @dataclass(frozen=True)
@@ -43,66 +30,62 @@ class _Judge:
         return METRICS[self.metric]
 
     def verdict(self, row: Limit) -> Judgement:
+        rates = self.hardware.line_rate
         try:
             value = self._value(row)
-            asked = self._asked(row)
-        except (_NotJudged, BoundError) as error:
+            limit = asked(row, self.case, rates, self.measured)
+        except (SampleError, BoundError) as error:
             return self.unchecked(f"{subject(self.metric, self.case)} is unchecked: {error}", row)
-        good = value <= asked.limit if asked.sign == "<=" else value >= asked.limit
-        word = ("within" if good else "above") if asked.sign == "<=" else ("at least" if good else "below")
+        words = ""
+        if row.kind == "min_of_bound":
+            best = bound(self.case, rates, self.measured)
+            words = f"{row.value:g} of the bound {self._with_unit(best)}; "
+        good = value <= limit if row.kind == "max" else value >= limit
+        word = ("within" if good else "above") if row.kind == "max" else ("at least" if good else "below")
         outcome = Outcome.PASS if good else Outcome.FAIL
-        found = subject(self.metric, self.case, self._with_unit(value, asked.limit))
-        sentence = f"{found} is {word} {self._with_unit(asked.limit, value)} ({asked.words}{row.where})"
-        return self._judgement(outcome, sentence, row, asked)
+        found = subject(self.metric, self.case, self._with_unit(value, limit))
+        sentence = f"{found} is {word} {self._with_unit(limit, value)} ({words}{row.where})"
+        return self._judgement(outcome, sentence, row, limit)
 
     def unchecked(self, sentence: str, row: Limit | None = None) -> Judgement:
         return self._judgement(Outcome.UNCHECKED, sentence, row, None)
 
     def _value(self, row: Limit) -> float:
-        value = self.value
-        if value is None or isinstance(value, SampleError):
-            raise _NotJudged(str(value) if value else "it was not measured")
-        if not is_finite(value) or value < 0 or (value == 0 and not self.meaning.share):
-            raise _NotJudged(f"{value!r} is not a measurement")
-        if self.meaning.share and value > 1:
-            raise _NotJudged(f"{value!r} is not a share")
-        if not self.meaning.least <= value <= self.meaning.most:
-            raise _NotJudged(f"{self._with_unit(float(value))} is beyond what any hardware does")
+        """The value, if it can be compared with its limit; SampleError says why not."""
+        value, meaning = self.value, self.meaning
+        if isinstance(value, SampleError):
+            raise value
+        if value is None:
+            raise SampleError("it was not measured")
+        if not is_finite(value) or value < 0 or (value == 0 and not meaning.share):
+            raise SampleError(f"{value!r} is not a measurement")
+        if meaning.share and value > 1:
+            raise SampleError(f"{value!r} is not a share")
+        if not meaning.least <= value <= meaning.most:
+            raise SampleError(f"{self._with_unit(float(value))} is beyond what any hardware does")
         if self.samples < row.min_samples:
-            raise _NotJudged(f"{self.samples} samples are too few, {row.where} wants {row.min_samples}")
-        self._check_ceiling(value)
-        return float(value)
-
-    def _check_ceiling(self, value: float) -> None:
-        if not self.meaning.bounded:
-            return
-        best = ceiling(self.case, self.hardware.line_rate, self.measured)
+            raise SampleError(f"{self.samples} samples are too few, {row.where} wants {row.min_samples}")
+        best = ceiling(self.case, self.hardware.line_rate, self.measured) if meaning.bounded else value
         if value > best:
             above = f"{format_number(value, best)} GB/s is above the physical bound"
             what = "something else was measured, or [line_rate] is wrong"
-            raise _NotJudged(f"{above} of {format_number(best, value)} GB/s: {what}")
-
-    def _asked(self, row: Limit) -> _Asked:
-        if row.kind == "max":
-            return _Asked(row.value, "<=", "")
-        if row.kind == "min":
-            return _Asked(row.value, ">=", "")
-        best = bound(self.case, self.hardware.line_rate, self.measured)
-        words = f"{row.value:g} of the bound {self._with_unit(best)}; "
-        return _Asked(row.value * best, ">=", words)
+            raise SampleError(f"{above} of {format_number(best, value)} GB/s: {what}")
+        return float(value)
 
     def _judgement(
-        self, outcome: Outcome, sentence: str, row: Limit | None, asked: _Asked | None
+        self, outcome: Outcome, sentence: str, row: Limit | None, limit: float | None
     ) -> Judgement:
+        sign = "<=" if row and row.kind == "max" else ">="
+        derived = "derived: " if row and row.derived else ""
         return Judgement(
             metric=self.metric,
             outcome=outcome,
             sentence=sentence,
             value=float(self.value) if is_finite(self.value) else None,
             unit=self.meaning.unit,
-            limit=f"{asked.sign} {self._with_unit(asked.limit)}" if asked else "",
-            limit_value=asked.limit if asked else None,
-            source=_source(row) if row else "",
+            limit="" if limit is None else f"{sign} {self._with_unit(limit)}",
+            limit_value=limit,
+            source=f"{derived}{row.source} ({row.date}; {row.where})" if row else "",
             case=dict(self.case),
         )
 
@@ -148,7 +131,3 @@ def judge(
             return None
         return judging.unchecked(f"{subject(metric, case)} is unchecked: {error}")
     return judging.verdict(row)
-
-
-def _source(row: Limit) -> str:
-    return f"{'derived: ' if row.derived else ''}{row.source} ({row.date}; {row.where})"

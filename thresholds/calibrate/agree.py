@@ -24,16 +24,12 @@ def disagreements(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.path}: run {run.id} is given twice"
     yield from _differ("the runs differ in their workload", ((run.workload, run.id) for run in runs))
     yield from _differ("the runs differ in their selection", ((run.selection, run.id) for run in runs))
-    yield from _differ("the nodes are different hardware", _said(runs))
+    said = [pair for run in runs for pair in run.said.items()]
+    kinds = ((", ".join(f"{name} = {value}" for name, value in facts.items()), node) for node, facts in said)
+    yield from _differ("the nodes are different hardware", kinds)
     for name in sorted({name for run in runs for name in run.versions}):
         told = ((version, run.id) for run in runs for version in run.versions.get(name, ["unknown"]))
         yield from _differ(f"{name} is not the same everywhere", told)
-
-
-def _said(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
-    for run in runs:
-        for node, facts in run.said.items():
-            yield ", ".join(f"{name} = {value}" for name, value in facts.items()), node
 
 
 def _differ(what: str, told: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -16,8 +16,8 @@ from thresholds.calibrate import agree
 from thresholds.calibrate import runs as calibrate_runs
 from thresholds.calibrate import tables as calibrate_tables
 from thresholds.calibrate.file import comment, text_of
-from thresholds.calibrate.rows import About, Made, below, rows, shared
-from thresholds.calibrate.runs import Figure, Run
+from thresholds.calibrate.rows import About, Made, below, each_once, rows, shared
+from thresholds.calibrate.runs import Run
 from thresholds.calibrate.sift import Sifted, sift
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
@@ -73,24 +73,21 @@ def calibrate(words: Sequence[str], asked: Asked) -> Calibration:
     day = agree.day_of(runs)
     if day is None:
         reasons.append("the runs do not say when they began")
-    tables = _tables(runs, figures, asked)
-    rates = like.line_rate if like else calibrate_tables.rates(tables["line_rate"])
+    if like:
+        tables, rates = calibrate_tables.of_file(like, asked.name), like.line_rate
+    else:
+        tables = calibrate_tables.of_runs(runs, figures, asked.name, asked.rates)
+        rates = calibrate_tables.rates(tables["line_rate"])
     gathered, faults = shared(figures, rates, HINT_LIKE if like else HINT)
     sifted = sift(gathered)
     reasons += [*faults, *sifted.faults, *agree.too_little(runs, sifted)]
     day = day or datetime.date.min
-    made = rows(sifted.figures, gathered, About(agree.origin(runs, sifted), day, asked.most))
-    reasons += [*made.reasons(), *(below(sifted.figures, like) if like else ())]
+    made = rows(sifted.figures, gathered, About(agree.origin(runs, sifted), asked.most))
+    reasons += [*each_once(made.faults), *(below(sifted.figures, like) if like else ())]
     if reasons:
         raise Refused([*reasons, *_left_out(sifted)])
     notes = (*_notes(runs, sifted, asked), *made.notes)
     return _checked(_head(runs, notes) + "\n" + text_of(tables, made.made, day), notes, made.made)
-
-
-def _tables(runs: Sequence[Run], figures: Sequence[Figure], asked: Asked) -> calibrate_tables.Tables:
-    if asked.like:
-        return calibrate_tables.of_file(asked.like, asked.name)
-    return calibrate_tables.of_runs(runs, figures, asked.name, asked.rates)
 
 
 def _checked(text: str, notes: tuple[str, ...], made: Sequence[Made]) -> Calibration:

@@ -6,7 +6,6 @@ is used, as few values estimate it badly. 5.1 sigma: see Z in noise.py. Nothing 
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,10 +45,6 @@ class Rows:
     notes: list[str] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=dict)  # why -> the figures that have none
 
-    def reasons(self) -> list[str]:
-        """Why some rows could not be made, each reason once."""
-        return each_once(self.faults)
-
 
 def each_once(faults: Mapping[str, Iterable[str]]) -> list[str]:
     """Every reason once, with its first figure and the number of others."""
@@ -65,7 +60,6 @@ class About:
     """What every row's source says: which nodes, runs and versions; `most`: the margins of --most-margin."""
 
     origin: str
-    date: datetime.date
     most: Mapping[str, float]
 
     def tolerance(self, metric: str) -> Tolerance:
@@ -108,8 +102,7 @@ def rows(left: Sequence[Figure], gathered: Sequence[Figure], about: About) -> Ro
     for (key, variant), every in grouped(gathered).items():
         for made in _row(key, healthy.get((key, variant), []), every, about, found):
             by_key.setdefault(key, []).append(made)
-    for same in by_key.values():
-        found.made.append(_loosest(same))
+    found.made += [_loosest(same) for same in by_key.values()]
     return found
 
 
@@ -121,7 +114,8 @@ def _row(key: Key, group: list[Figure], every: list[Figure], about: About, found
         allowed = about.tolerance(metric)
         dropped = strays([one.number for one in group], allowed)
         kept = [one for at, one in enumerate(group) if at not in dropped]
-        healthy = noise([one.number for one in kept], allowed, _counted(metric, kept))
+        counted = min(one.samples for one in kept) if metric == "slow_fraction" else 0
+        healthy = noise([one.number for one in kept], allowed, counted)
         why = _why_not(kept, healthy, allowed)
     if not why:
         found.notes += [_note(subject(metric, case), group[at], healthy) for at in dropped]
@@ -142,10 +136,6 @@ def _too_few(group: Sequence[Figure], every: Sequence[Figure]) -> str:
             f"{len(group)} of {len(every)} values are left, the others are of a node or run that is left out"
         )
     return ""
-
-
-def _counted(metric: str, group: Sequence[Figure]) -> int:
-    return min(one.samples for one in group) if metric == "slow_fraction" else 0
 
 
 def _why_not(kept: list[Figure], healthy: Noise, allowed: Tolerance) -> str:
@@ -204,7 +194,8 @@ def _made(key: Key, kept: list[Figure], dropped: int, healthy: Noise, about: Abo
     of_bound = all(one.share is not None for one in kept)
     kind: LimitKind = "max" if not more else "min_of_bound" if of_bound else "min"
     if kind == "min_of_bound" and value > 1:  # a burst is faster than its bound, and a share is at most 1
-        kind, value = "min", _absolute(kept, value)
+        # in GB/s; the bound is the same for all, unless it was measured with each
+        kind, value = "min", float(f"{min(value * one.value / (one.share or 1.0) for one in kept):.3g}")
     samples = min(WANTED_ITERATIONS, *(one.samples for one in kept))
     unit = "of the bound" if of_bound else METRICS[metric].unit
     out = f" and {dropped} left out as outliers" if dropped else ""
@@ -219,11 +210,6 @@ def _margin(metric: str, healthy: Noise, about: About) -> str:
     how = "5.1 sigma" if healthy.margin > allowed.least else "the least margin"
     by_hand = f" (up to {allowed.shown(allowed.most)} allowed by hand)" if metric in about.most else ""
     return f"{noisy}; margin {allowed.shown(healthy.margin)}, {how}{by_hand}"
-
-
-def _absolute(kept: Sequence[Figure], share: float) -> float:
-    """A share of the bound in GB/s; the bound is the same for all, unless it was measured with each."""
-    return float(f"{min(share * one.value / (one.share or 1.0) for one in kept):.3g}")
 
 
 def _loosest(same: Sequence[Made]) -> Made:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from reports.audit import cut_short, examine, head
+from reports.begin import JOURNAL
 from reports.journal import scan
 from reports.record import BlameKind, CheckRecord, JobRecord, Judgement, NodeRecord, Outcome, Record
 from thresholds.lookup import Case
 from thresholds.selectors import READERS
 from thresholds.units import METRICS, format_size, is_finite
 
-JOURNAL = "results.jsonl"
 LARGEST, SMALLEST = 1e15, 1e-15  # beyond any real figure in any unit, and sums stay finite
 LONGEST_NAME = 255  # of a host, by DNS
 MOST_SHOWN = 20
@@ -174,10 +174,13 @@ def _figures(run: str, check: CheckRecord) -> Iterator[Figure]:
         for metric, value in told.items() if isinstance(told, dict) else ():
             if metric in METRICS and metric not in named and _plausible(metric, value):
                 found.append((metric, case, float(value), False))
+    # the check without its node, as every node is asked the same
+    own = f"-{check.nodes[0]}]" if len(check.nodes) == 1 else "]"
+    variant = f"{check.suite}::{check.name.removesuffix(own)}"
     for metric, case, value, judged in found:
         if check.nodes and not unselectable(case):
             samples = _samples(check, case)
-            yield Figure(run, check.nodes, metric, case, _variant(check), value, samples, rate, judged)
+            yield Figure(run, check.nodes, metric, case, variant, value, samples, rate, judged)
 
 
 def unselectable(case: Case) -> str:
@@ -189,12 +192,6 @@ def unselectable(case: Case) -> str:
             except ValueError as error:
                 return f"{name}: {error}"
     return ""
-
-
-def _variant(check: CheckRecord) -> str:
-    """The check without its node: every node is asked the same."""
-    own = f"-{check.nodes[0]}]" if len(check.nodes) == 1 else "]"
-    return f"{check.suite}::{check.name.removesuffix(own)}"
 
 
 def _samples(check: CheckRecord, case: Case) -> int:

@@ -44,7 +44,8 @@ def grouped(figures: Iterable[Figure]) -> dict[tuple[Key, str], list[Figure]]:
 def sift(figures: Sequence[Figure]) -> Sifted:
     """Leave out bad nodes, with all that they took part in, and then bad runs, until none are left."""
     found = Sifted(tuple(figures))
-    nodes, runs = _nodes(figures), {figure.run for figure in figures if len(figure.nodes) > 1}
+    nodes = {node for figure in figures for node in figure.nodes}
+    runs = {figure.run for figure in figures if len(figure.nodes) > 1}
     while bad := _bad_nodes(found.figures):
         found.nodes |= bad
         found.figures = tuple(one for one in found.figures if not bad.keys() & set(one.nodes))
@@ -58,10 +59,6 @@ def sift(figures: Sequence[Figure]) -> Sifted:
             found.faults.append(_no_majority(found.runs, runs, "runs"))
             return found
     return found
-
-
-def _nodes(figures: Iterable[Figure]) -> set[str]:
-    return {node for figure in figures for node in figure.nodes}
 
 
 def _no_majority(bad: Mapping[str, str], every: set[str], what: str) -> str:

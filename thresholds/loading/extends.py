@@ -20,7 +20,11 @@ INHERITED = ("inside", "shared")  # keys of [hardware]; its other keys describe 
 
 
 class Unreadable(Exception):
-    """A file cannot be read at all; the text says why."""
+    """A file cannot be read at all, or is not TOML from some line on; the text says why."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        super().__init__(text)
+        self.line = line
 
 
 def shipped() -> dict[str, Path]:
@@ -89,28 +93,20 @@ def document(data: bytes, path: Path) -> tuple[Document, list[Fault]]:
     try:
         text = _text(data)
         raw = _toml(text)
-    except _NotTomlError as error:
+    except Unreadable as error:
         return Document(path, None, Lines(""), sha256), [Fault(str(path), error.line, str(error))]
     found = Document(path, raw, Lines(text), sha256)
     return found, list(_shape(found))
 
 
-class _NotTomlError(Exception):
-    """Why the bytes are not TOML, and in which line."""
-
-    def __init__(self, text: str, line: int = 1) -> None:
-        super().__init__(text)
-        self.line = line
-
-
 def _text(data: bytes) -> str:
     if len(data) > LARGEST_BYTES:
-        raise _NotTomlError(f"a hardware file has at most {LARGEST_BYTES} bytes, and this one has more")
+        raise Unreadable(f"a hardware file has at most {LARGEST_BYTES} bytes, and this one has more")
     try:
         return data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _NotTomlError("this is not UTF-8 text; save the file as UTF-8", line) from error
+        raise Unreadable("this is not UTF-8 text; save the file as UTF-8", line) from error
 
 
 def _toml(text: str) -> Raw:
@@ -119,9 +115,9 @@ def _toml(text: str) -> Raw:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at line ([0-9]+), column ([0-9]+)\)$", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        raise _NotTomlError(f"not TOML: {error}", line) from error
+        raise Unreadable(f"not TOML: {error}", line) from error
     except (RecursionError, ValueError) as error:
-        raise _NotTomlError(f"not TOML that can be read: {error}") from error
+        raise Unreadable(f"not TOML that can be read: {error}") from error
 
 
 def _shape(found: Document) -> Iterator[Fault]:

@@ -30,13 +30,15 @@ def known(names: tuple[str, ...]) -> Callable[[str], str]:
     return check
 
 
-def _rising(sizes: list[int]) -> list[int]:
-    if sorted(set(sizes)) != sizes:
+def _rising(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if not 1 <= len(sizes) <= 64:
+        raise ValueError("write 1 to 64 sizes")
+    if sorted(set(sizes)) != [*sizes]:
         raise ValueError("write each size once, the smallest first")
     return sizes
 
 
-def of_words(sizes: list[int]) -> list[int]:
+def of_words(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Refuse sizes that are not a whole number of the payload's words."""
     if any(size % 8 for size in sizes):
         raise ValueError("write sizes of whole words, multiples of 8B: the payload is 64-bit integers")
@@ -82,7 +84,7 @@ Sentence = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_
 FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=64)]
 LowerName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 Size = Annotated[int, PlainValidator(parse_size)]
-Sizes = Annotated[list[Size], Field(min_length=1, max_length=64), AfterValidator(_rising)]
+Sizes = Annotated[tuple[Size, ...], Field(strict=False), AfterValidator(_rising)]
 Gigabytes = Annotated[float, Field(gt=0, le=MOST_GIGABYTES, allow_inf_nan=False)]
 Inside = Annotated[float | str, PlainValidator(_rate)]
 Facts = Annotated[tuple[str | int, ...], PlainValidator(_facts)]
@@ -92,5 +94,7 @@ Count = Annotated[int, Field(ge=0, le=1_000_000)]
 MetricName = Annotated[str, AfterValidator(known(tuple(METRICS)))]
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 MetricNames = Annotated[
-    list[MetricName], Field(min_length=1), BeforeValidator(lambda raw: [raw] if isinstance(raw, str) else raw)
+    list[MetricName],
+    Field(min_length=1),
+    BeforeValidator(lambda raw: [raw] if isinstance(raw, str) else raw),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from thresholds.hardware import Gap, Hardware, Limit, LimitKind, LineRate, Row, Sweep
+from thresholds.hardware import Gap, Hardware, Limit, LineRate, Row, Sweep
 from thresholds.loading import rules
 from thresholds.loading.extends import Unreadable, contents, shipped, unknown_name
 from thresholds.loading.faults import Fault, HardwareFileError
@@ -15,7 +15,8 @@ from thresholds.units import INSIDE_LINKS, MNNVL
 
 __all__ = ["load", "load_whole", "read", "resolve", "shipped"]
 
-_NO_SWEEP = SweepSection.model_construct(bandwidth=[], plateau=[], latency=[])
+_NO_SWEEP = SweepSection.model_construct(bandwidth=(), plateau=(), latency=())
+_AS_IT_STANDS = {"source", "date", "derived", "min_samples", "loose", "fabrics"}  # keys of a limit
 
 
 def resolve(name_or_path: str) -> Path:
@@ -107,21 +108,17 @@ def _row(section: RowSection, where: str) -> Row | None:
         return Gap(metrics, selectors, section.reason, where)
     if not isinstance(section, LimitSection):
         return None
-    kinds: tuple[LimitKind, ...] = ("min", "max", "min_of_bound")
-    given = [(kind, getattr(section, kind)) for kind in kinds if getattr(section, kind) is not None]
-    if not given:
+    kind = next((kind for kind in rules.KINDS if getattr(section, kind) is not None), None)
+    if kind is None:
         return None
-    kind, value = given[0]
-    about = (
-        section.source,
-        section.date,
-        section.derived,
-        section.min_samples,
-        where,
-        section.loose or "",
-        tuple(section.fabrics or ()),
+    return Limit(
+        metrics=metrics,
+        selectors=selectors,
+        kind=kind,
+        value=getattr(section, kind),
+        where=where,
+        **section.model_dump(include=_AS_IT_STANDS, exclude_none=True),
     )
-    return Limit(metrics, selectors, kind, value, *about)
 
 
 def _check_tables(sections: Sections) -> None:
@@ -178,7 +175,7 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         env=tables.env,
         absent=tables.absent,
         line_rate=_line_rate(about.inside or "", rates),
-        sweep=_sweep(sweep),
+        sweep=Sweep(**{**sweep.model_dump(), "tail_iterations": sweep.tail_iterations or sweep.iterations}),
         limits=tuple(row for row in rows if isinstance(row, Limit)),
         gaps=tuple(row for row in rows if isinstance(row, Gap)),
         experts=tables.experts,
@@ -188,11 +185,6 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         path=first.path,
         sha256=sections.family.sha256,
     )
-
-
-def _sweep(section: SweepSection) -> Sweep:
-    sizes = tuple(section.bandwidth), tuple(section.plateau), tuple(section.latency)
-    return Sweep(*sizes, section.iterations, section.tail_iterations or section.iterations)
 
 
 def _line_rate(inside: str, section: LineRateSection) -> LineRate:

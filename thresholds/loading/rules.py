@@ -6,15 +6,16 @@ import datetime
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from thresholds.bounds import BoundError, bound, ceiling
-from thresholds.hardware import Gap, Hardware, Limit, Row
+from thresholds.hardware import Gap, Hardware, Limit, LimitKind, Row
 from thresholds.loading.schema import ExpectSection, LimitSection, LineRateSection
 from thresholds.selectors import FAR, Selector, Value, overlap
 from thresholds.units import DATA_COLLECTIVES, METRICS, MNNVL, format_number, format_size
 
 STALE_YEARS = 3
-KINDS = ("min", "max", "min_of_bound")
+KINDS: tuple[LimitKind, ...] = get_args(LimitKind)
 SWEPT = ("busbw", "busbw_mean", "slow_fraction")
 
 
@@ -136,16 +137,20 @@ def _best(row: Limit, case: Mapping[str, Value], hardware: Hardware) -> float:
 
 def _cases(row: Limit, hardware: Hardware) -> Iterator[Mapping[str, Value]]:
     """The extreme cases of a row: bounds only fall with the number of nodes."""
-    paths = _samples(row, "path", tuple(p for p in _paths(hardware) if p not in hardware.absent))
+    links = hardware.line_rate.links
+    network = ("network", "nic") if "network" in links else ()
+    between = (MNNVL,) if MNNVL in links else ()
+    possible = (path for path in (hardware.inside, *network, *between) if path not in hardware.absent)
+    paths = _samples(row, "path", tuple(possible))
     collectives = _samples(row, "collective", DATA_COLLECTIVES)
     nodes = row.selectors.get("nodes", Selector("any", low=1))
     algorithms, sizes = _samples(row, "algorithm", ("",)), _samples(row, "size", (0,))  # 0: any, no burst
     for path, collective, algorithm, size, g in itertools.product(
         paths, collectives, algorithms, sizes, _ranks_per_node(row, hardware)
     ):
-        possible = _nodes_of(path)
-        for k in {*nodes.samples(), *possible.samples()}:
-            if nodes.matches(k) and possible.matches(k) and int(k) * int(g) > 1:
+        counts = _nodes_of(path)
+        for k in {*nodes.samples(), *counts.samples()}:
+            if nodes.matches(k) and counts.matches(k) and int(k) * int(g) > 1:
                 keys = ("path", "collective", "algorithm", "size", "ranks_per_node", "nodes")
                 yield dict(zip(keys, (path, collective, algorithm, size, g, k), strict=True))
 
@@ -153,12 +158,6 @@ def _cases(row: Limit, hardware: Hardware) -> Iterator[Mapping[str, Value]]:
 def _nodes_of(path: Value) -> Selector:
     low, high = {"network": (2, FAR), "nic": (1, FAR), MNNVL: (2, FAR)}.get(str(path), (1, 1))
     return Selector(str(path), low=low, high=high)
-
-
-def _paths(hardware: Hardware) -> tuple[str, ...]:
-    network = ("network", "nic") if "network" in hardware.line_rate.links else ()
-    between = (MNNVL,) if MNNVL in hardware.line_rate.links else ()
-    return (hardware.inside, *network, *between)
 
 
 def _samples(row: Limit, name: str, default: tuple[Value, ...]) -> tuple[Value, ...]:

@@ -30,6 +30,7 @@ from thresholds.selectors import READERS, Selector
 from thresholds.units import ARITHMETIC, COLLECTIVES, INSIDE_LINKS, PATHS
 
 FABRICS = ("infiniband", "roce", "efa", "ethernet", "loopback")
+_Fabric = Annotated[str, AfterValidator(known(FABRICS))]
 
 
 def _reader(name: str) -> PlainValidator:
@@ -153,9 +154,7 @@ class LimitSection(RowSection):
     derived: bool = False
     min_samples: Annotated[int, Field(ge=1, le=10_000)] = 10
     loose: Sentence | None = None
-    fabrics: Annotated[list[Annotated[str, AfterValidator(known(FABRICS))]], Field(min_length=1)] | None = (
-        None
-    )
+    fabrics: Annotated[list[_Fabric], Field(min_length=1)] | None = None
 
 
 class GapSection(RowSection):

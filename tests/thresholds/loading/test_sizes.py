@@ -131,7 +131,7 @@ def test_the_file_for_h100_has_the_settings_of_deepep() -> None:
     experts = load(shipped()["h100-sxm5-ndr400"]).experts
     assert experts is not None
     assert [experts.sizes(name) for name in ("normal", "low_latency")] == [[4096, 7168, 8], [128, 7168, 8]]
-    assert experts.m2n == [kib << 10 for kib in (256, 512, 1024, 2048)]
+    assert experts.m2n == tuple(kib << 10 for kib in (256, 512, 1024, 2048))
     assert "deepseek-ai/DeepEP@" in experts.source
 
 
