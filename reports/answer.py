@@ -26,11 +26,10 @@ def write_lists(report_dir: Path, verdict: RunVerdict) -> None:
 def lists(verdict: RunVerdict) -> Iterator[tuple[str, str]]:
     """The name of each list, and what it says."""
     for standing in _ORDER:
-        lines = (*_header(verdict, standing), *_entries(verdict, standing))
-        yield f"{standing.value}.txt", "".join(f"{line}\n" for line in lines)
+        yield f"{standing.value}.txt", "".join(f"{line}\n" for line in _lines(verdict, standing))
 
 
-def _header(verdict: RunVerdict, standing: Standing) -> Iterator[str]:
+def _lines(verdict: RunVerdict, standing: Standing) -> Iterator[str]:
     nodes = verdict.standing(standing)
     yield _comment(
         f"{standing.value} for workload {verdict.workload or 'unknown'}"
@@ -39,10 +38,7 @@ def _header(verdict: RunVerdict, standing: Standing) -> Iterator[str]:
     yield _comment(f"{len(nodes)} of {len(verdict.nodes)} nodes")
     if standing is Standing.ACCEPTED:
         yield from (_comment(f"nobody is accepted: {why}") for why in verdict.refusals)
-
-
-def _entries(verdict: RunVerdict, standing: Standing) -> Iterator[str]:
-    for node in verdict.standing(standing):
+    for node in nodes:
         if standing is not Standing.ACCEPTED:
             yield _comment(f"{node.node}: {node.reason}")
         yield hosts_line(node) or _comment(f"{node.node} has no line in the hosts file of this run")
@@ -71,12 +67,14 @@ def console_lines(verdict: RunVerdict, report: str = "report.html") -> list[str]
     accepted = verdict.standing(Standing.ACCEPTED)
     others = (*verdict.standing(Standing.UNPROVEN), *verdict.standing(Standing.REJECTED))
     width = max((len(node.node) for node in verdict.nodes), default=0)
-    beside = (_beside(node, width) for node in verdict.standing(Standing.BESIDE))
+    counts = ", ".join(f"{number} {standing}" for standing, number in verdict.counts.items())
+    terms = f"workload {verdict.workload or 'unknown'} on hardware {verdict.hardware or 'unknown'}"
+    why = f"; nobody is accepted: {verdict.refusals[0]}" if verdict.refusals else ""
     return [
         *_accepted(accepted, width),
-        *beside,
+        *(_line(node, width) for node in verdict.standing(Standing.BESIDE)),
         *(_bad(node, width) for node in others),
-        _closing(verdict, report),
+        f"{counts} for {terms}{why}; details: {report}",
     ]
 
 
@@ -87,17 +85,10 @@ def _accepted(nodes: tuple[NodeVerdict, ...], width: int) -> Iterator[str]:
         yield from (f"accepted  {node.node:<{width}}  {node.reason}" for node in nodes)
 
 
-def _beside(node: NodeVerdict, width: int) -> str:
-    return f"beside    {node.node:<{width}}  {first_line(node.reason, 240)}"
+def _line(node: NodeVerdict, width: int) -> str:
+    return f"{node.standing.value:<8}  {node.node:<{width}}  {first_line(node.reason, 240)}"
 
 
 def _bad(node: NodeVerdict, width: int) -> str:
     where = f"  (see {node.checks[0]})" if node.checks and node.checks[0] not in node.reason else ""
-    return f"{node.standing.value:<8}  {node.node:<{width}}  {first_line(node.reason, 240)}{where}"
-
-
-def _closing(verdict: RunVerdict, report: str) -> str:
-    counts = ", ".join(f"{number} {standing}" for standing, number in verdict.counts.items())
-    terms = f"workload {verdict.workload or 'unknown'} on hardware {verdict.hardware or 'unknown'}"
-    why = f"; nobody is accepted: {verdict.refusals[0]}" if verdict.refusals else ""
-    return f"{counts} for {terms}{why}; details: {report}"
+    return _line(node, width) + where

@@ -23,7 +23,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, cast, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -103,9 +102,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -156,7 +153,8 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
         for number, line in enumerate(file, start=1):
             start, end = end, end + len(line)
             if not line.endswith(b"\n"):
-                keep(_torn(number), number, start)
+                torn = f"the last line of the journal (line {number}) is torn"
+                keep(cut_off(f"{torn}: the run was killed while it wrote it"), number, start)
                 continue
             before, journal.last = journal.last, ""
             said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
@@ -229,8 +227,8 @@ def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:
         yield "a second run record: two runs wrote into one journal"
 
 
-def _torn(number: int) -> EndRecord:
-    why = f"the last line of the journal (line {number}) is torn: the run was killed while it wrote it"
+def cut_off(why: str) -> EndRecord:
+    """The end of a run that was cut short, and did not write it itself."""
     return EndRecord(ended="", seconds=0.0, pytest_status=UNKNOWN_STATUS, cut_short=why)
 
 

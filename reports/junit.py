@@ -8,14 +8,12 @@ The file keeps to junit-10.xsd of Jenkins' xunit plugin but for the properties o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 
-from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
-from junitparser.xunit2 import TestCase
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite, xunit2
 
 from reports import junit_text
 from reports.audit import head, notes
@@ -27,21 +25,6 @@ from reports.text import clean, first_line, redact, write_file
 
 NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One `<testcase>`. `element` is "", `failure`, `error` or `skipped`; `message` is one line."""
-
-    classname: str
-    name: str
-    element: str = ""
-    kind: str = ""
-    message: str = ""
-    body: str = ""
-    output: str = ""
-    properties: tuple[tuple[str, str], ...] = ()
-    seconds: float = 0.0
 
 
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str = CASES[0]) -> None:
@@ -56,7 +39,7 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str
     for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *usual.properties()):
         if value:
             suite.add_property(_text(name), _text(value))
-    suite.add_testcases([_element(case) for case in told])
+    suite.add_testcases(told)
     if run and run.started:
         suite.timestamp = _text(run.started)
     if ends := [record.seconds for record in records if isinstance(record, EndRecord)]:
@@ -71,15 +54,15 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str
     write_file(path, text.replace('" />', '"/>'))
 
 
-def _run_case(verdict: RunVerdict) -> Case:
+def _run_case(verdict: RunVerdict) -> TestCase:
     """Whether the run as a whole can be believed. The case is always there, so that it has a history."""
     wrong = [*verdict.refusals, *(fault.sentence for fault in verdict.faults)]
     if not verdict.nodes:
         wrong.append("the run knows of no node")
     if not wrong:
-        return Case(RUN_CLASS, RUN_NAME)
+        return _case(RUN_CLASS, RUN_NAME)
     kind = "cut short" if verdict.cut_short else "partial" if verdict.selection else "not an acceptance"
-    return Case(RUN_CLASS, RUN_NAME, "error", kind, wrong[0], "\n".join(wrong))
+    return _case(RUN_CLASS, RUN_NAME, "error", kind, wrong[0], body="\n".join(wrong))
 
 
 _OF_NODES = {
@@ -90,7 +73,7 @@ _OF_NODES = {
 }
 
 
-def _node_case(node: NodeVerdict, verdict: RunVerdict) -> Case:
+def _node_case(node: NodeVerdict, verdict: RunVerdict) -> TestCase:
     element = _OF_NODES[node.standing]
     message = f"{node.node} is {node.standing.value}: {node.reason}"
     body = "\n".join([message, "", "decided by:", *node.checks]) if node.checks else message
@@ -101,13 +84,17 @@ def _node_case(node: NodeVerdict, verdict: RunVerdict) -> Case:
         ("hardware", verdict.hardware),
         ("hosts", node.host_line),
     )
-    output = "" if element else message
-    return Case(NODE_CLASS, node.node, element, node.standing.value, message, body, output, properties)
+    return _case(
+        *(NODE_CLASS, node.node, element, node.standing.value, message),
+        body=body,
+        output="" if element else message,
+        properties=properties,
+    )
 
 
-def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) -> Iterator[Case]:
+def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) -> Iterator[TestCase]:
     for check in checks:
-        yield Case(
+        yield _case(
             classname=check.suite,
             name=check.name,
             element=_ELEMENTS.get(check.outcome, ""),
@@ -115,12 +102,12 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) 
             message=check.reason or f"{check.name} is {check.outcome.value} and gave no reason",
             body=junit_text.body(check),
             output=junit_text.output(check, report_dir),
-            properties=tuple(junit_text.check_properties(check, usual)),
+            properties=junit_text.check_properties(check, usual),
             seconds=check.seconds,
         )
 
 
-def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
+def _unreported_cases(verdict: RunVerdict) -> Iterator[TestCase]:
     """An error for each check that never reported. Where it left out only some nodes, their cases say so."""
     for entry in verdict.not_reported:
         if not entry.partly:
@@ -128,22 +115,34 @@ def _unreported_cases(verdict: RunVerdict) -> Iterator[Case]:
             who = ", ".join(entry.nodes) or "the run"
             why = f": {verdict.cut_short}" if verdict.cut_short else ""
             message = f"{name} was planned for {who} and never reported{why}"
-            yield Case(classname, name, "error", "not reported", message, message)
+            yield _case(classname, name, "error", "not reported", message, body=message)
 
 
-def _element(case: Case) -> TestCase:
-    element = TestCase(_text(case.name), _text(case.classname), _milliseconds(case.seconds))
-    for name, value in case.properties:
+def _case(
+    classname: str,
+    name: str,
+    element: str = "",
+    kind: str = "",
+    message: str = "",
+    *,
+    body: str = "",
+    output: str = "",
+    properties: Iterable[tuple[str, str]] = (),
+    seconds: float = 0.0,
+) -> TestCase:
+    """One `<testcase>`. `element` is "", `failure`, `error` or `skipped`; `message` becomes one line."""
+    case = xunit2.TestCase(_text(name), _text(classname), _milliseconds(seconds))
+    for key, value in properties:
         if value:
-            element.add_property(_text(name), _text(value))
-    if case.element:
+            case.add_property(_text(key), _text(value))
+    if element:
         kinds = {"failure": Failure, "error": Error, "skipped": Skipped}
-        result = kinds[case.element](_text(first_line(case.message, 1000)), _text(case.kind))
-        result.text = _text(case.body)
-        element.result = result
-    if case.output:
-        element.system_out = _text(case.output)
-    return element
+        result = kinds[element](_text(first_line(message, 1000)), _text(kind))
+        result.text = _text(body)
+        case.result = result
+    if output:
+        case.system_out = _text(output)
+    return case
 
 
 @lru_cache(maxsize=4096)

@@ -62,8 +62,16 @@ def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) ->
         *(one for check in audit.sound for one in _not_passed(check, whose.get(check.id) or everyone)),
         *(objection for check in audit.sound for objection in _blamed_without_nodes(check)),
         *_on_bad_paths(audit.sound),
-        *_faulty(audit, everyone),
-        *_silent(audit, everyone),
+        *(
+            Objection(node, Weight.FAULT, fault.sentence, fault.check)
+            for fault in audit.faults
+            for node in fault.nodes or everyone
+        ),
+        *(
+            Objection(node, Weight.NOT_REPORTED, f"not reported: {entry.check}", entry.check)
+            for entry in audit.not_reported
+            for node in entry.nodes or everyone
+        ),
         *(Objection(node, Weight.RUN, why) for why in refusals(records, audit) for node in everyone),
     ]
 
@@ -115,23 +123,11 @@ def _not_ready(records: Sequence[Record], everyone: Sequence[str]) -> Iterator[O
             yield Objection(name, Weight.NOT_READY, "nothing was ever heard of this node")
 
 
-def _faulty(audit: Audit, everyone: Sequence[str]) -> Iterator[Objection]:
-    for fault in audit.faults:
-        for node in fault.nodes or everyone:
-            yield Objection(node, Weight.FAULT, fault.sentence, fault.check)
-
-
-def _silent(audit: Audit, everyone: Sequence[str]) -> Iterator[Objection]:
-    for entry in audit.not_reported:
-        for node in entry.nodes or everyone:
-            yield Objection(node, Weight.NOT_REPORTED, f"not reported: {entry.check}", entry.check)
-
-
 def refusals(records: Sequence[Record], audit: Audit) -> Iterator[str]:
     """Why this run can accept nobody, one sentence each; nothing when it can."""
     if why := cut_short(records):
         yield f"the run was cut short ({why})"
-    if untrusted := distrust(records, audit):
+    if untrusted := _self_checks(records, audit).get(()):
         yield untrusted
     run = head(records)
     if run and run.selection:
@@ -151,14 +147,6 @@ def _unexplained_failure(records: Sequence[Record], audit: Audit) -> bool:
     return failed and not explained
 
 
-def distrust(records: Sequence[Record], audit: Audit) -> str:
-    """Why no verdict of this run can be trusted; "" where every check of its self-check passed.
-
-    A run that planned nothing judges nobody, so there is nothing to distrust.
-    """
-    return _self_checks(records, audit).get((), "")
-
-
 def _untrusted(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> dict[str, str]:
     """The nodes whose verdicts cannot be trusted: their self-check failed, or none was planned for them."""
     said = _self_checks(records, audit)
@@ -168,7 +156,10 @@ def _untrusted(records: Sequence[Record], audit: Audit, everyone: Sequence[str])
 
 
 def _self_checks(records: Sequence[Record], audit: Audit) -> dict[tuple[str, ...], str]:
-    """Why each self-check says that no verdict can be trusted, by the nodes for which it speaks."""
+    """Why each self-check says that no verdict can be trusted, by the nodes for which it speaks.
+
+    A run that planned nothing judges nobody, so there is nothing to distrust.
+    """
     planned = _planned(records)
     own: dict[tuple[str, ...], list[str]] = {}
     for check in planned:

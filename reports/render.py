@@ -12,7 +12,7 @@ from reports import answer, junit, verdict_file
 from reports.audit import head
 from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT
 from reports.decision import RunVerdict, decide, exit_status
-from reports.journal import UNKNOWN_STATUS, Scan, of_workers, parts, scan
+from reports.journal import UNKNOWN_STATUS, Scan, cut_off, of_workers, parts, scan
 from reports.record import CheckRecord, EndRecord, Record
 from reports.text import write_file
 
@@ -32,18 +32,14 @@ def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], Run
     """
     gc.disable()  # it would scan a million records again and again, and there are no cycles here
     try:
-        return _render(report_dir, cases)
+        records, last = _read(report_dir / JOURNAL)
+        verdict = decide(records)
+        verdict_file.write(report_dir / VERDICT, records, verdict, last)
+        answer.write_lists(report_dir, verdict)
+        junit.write(report_dir / JUNIT, records, verdict, cases)
+        _write_html(report_dir, records, verdict)
     finally:
         gc.enable()
-
-
-def _render(report_dir: Path, cases: str) -> tuple[list[Record], RunVerdict]:
-    records, last = _read(report_dir / JOURNAL)
-    verdict = decide(records)
-    verdict_file.write(report_dir / VERDICT, records, verdict, last)
-    answer.write_lists(report_dir, verdict)
-    junit.write(report_dir / JUNIT, records, verdict, cases)
-    _write_html(report_dir, records, verdict)
     return records, verdict
 
 
@@ -57,7 +53,7 @@ def _read(journal: Path) -> tuple[list[Record], str]:
     try:
         content = scan(journal, measurements=False)
     except OSError as fault:
-        return [_damaged(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
+        return [cut_off(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
     return _with_workers(load_scanned(content, journal.name), journal.parent), content.last
 
 
@@ -77,12 +73,8 @@ def _with_workers(records: list[Record], directory: Path) -> list[Record]:
 def load_scanned(content: Scan, name: str) -> list[Record]:
     """The records of a journal that was read."""
     if content.faults:
-        return [*content.records, _damaged(f"{name} is damaged: {'; '.join(content.faults[:5])}")]
+        return [*content.records, cut_off(f"{name} is damaged: {'; '.join(content.faults[:5])}")]
     return content.records
-
-
-def _damaged(why: str) -> EndRecord:
-    return EndRecord(ended="", seconds=0.0, pytest_status=UNKNOWN_STATUS, cut_short=why)
 
 
 def _write_html(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> None:

@@ -53,11 +53,6 @@ def redact(text: str) -> str:
     return _USER_INFO.sub(rf"\1{REDACTED}@", text)
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name counts as a secret (KEY, TOKEN, SECRET, PASSWORD in it)."""
-    return _SECRET_NAME.fullmatch(name) is not None
-
-
 def first_line(text: str, limit: int = 400) -> str:
     """The first line of `text` that is not blank, cut to `limit` characters."""
     lines = (" ".join(line.split()) for line in clean(text).splitlines())
@@ -73,7 +68,8 @@ def scrub(value: object) -> object:
     if value is None or (isinstance(value, int) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else _non_finite(value)
+        words = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return float(value) if math.isfinite(value) else words
     if isinstance(value, Enum):
         return scrub(value.value)
     if isinstance(value, str):
@@ -81,12 +77,6 @@ def scrub(value: object) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     return _scrub_container(value)
-
-
-def _non_finite(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _scrub_container(value: object) -> object:
@@ -106,7 +96,7 @@ def _scrub_container(value: object) -> object:
 def _scrub_entry(name: object, value: object) -> tuple[str, object]:
     """One entry of a mapping. Text under the name of a secret is dropped; a number is a measurement."""
     key = redact(clean(str(name.value if isinstance(name, Enum) else name)))
-    if isinstance(value, str | bytes) and value and is_secret_name(key):
+    if isinstance(value, str | bytes) and value and _SECRET_NAME.fullmatch(key):
         return key, REDACTED
     return key, scrub(value)
 

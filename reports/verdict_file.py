@@ -23,13 +23,7 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, last: str 
 
 def text(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> str:
     """What the file holds; `last` is the sha256 of the journal's last line."""
-    data = scrub(document(records, verdict, last))
-    return json.dumps(data, indent=2, allow_nan=False) + "\n"
-
-
-def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> dict[str, object]:
-    """The verdict as plain data."""
-    return {
+    data = {
         "schema": SCHEMA_VERSION,
         "exit_status": exit_status(records, verdict),
         "run": _run(records, verdict),
@@ -47,6 +41,7 @@ def document(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> 
         "time": time_of(records),
         "made_of": _made_of(records, verdict, last),
     }
+    return json.dumps(scrub(data), indent=2, allow_nan=False) + "\n"
 
 
 def _made_of(records: Sequence[Record], verdict: RunVerdict, last: str) -> dict[str, object]:
@@ -118,6 +113,7 @@ def spent(records: Sequence[Record]) -> list[str]:
 def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
     run = head(records)
     end = next((record for record in records if isinstance(record, EndRecord)), None)
+    checks = [record for record in records if isinstance(record, CheckRecord)]
     return {
         "id": verdict.run_id,
         "started": run.started if run else "",
@@ -130,15 +126,10 @@ def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
         "cut_short": verdict.cut_short,
         "refusals": verdict.refusals,
         "notes": notes(records),
-        "taken_over": _taken_over(records),
+        # how many checks were not measured in this run, by the run that did
+        "taken_over": Counter(one.properties[ORIGIN] for one in checks if ORIGIN in one.properties),
         "versions": run.versions if run else {},
     }
-
-
-def _taken_over(records: Sequence[Record]) -> dict[str, int]:
-    """How many checks were not measured in this run, by the run that did."""
-    checks = [record for record in records if isinstance(record, CheckRecord)]
-    return dict(Counter(check.properties[ORIGIN] for check in checks if ORIGIN in check.properties))
 
 
 def _node(node: NodeVerdict) -> dict[str, object]:

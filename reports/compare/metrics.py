@@ -48,9 +48,6 @@ def _ended(run: Run) -> float:
 
 
 def _labels(about: dict[str, str]) -> str:
-    told = [f'{name}="{_escaped(value)}"' for name, value in about.items()]
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    told = [f'{name}="{value.translate(escapes)}"' for name, value in about.items()]
     return "{" + ",".join(told) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -102,16 +102,16 @@ def _numbered(result: object) -> Iterator[tuple[str, list[float]]]:
 def _timed(value: object) -> Iterator[tuple[str, list[float]]]:
     if isinstance(value, Mapping):
         seconds = value.get("seconds")
-        if isinstance(seconds, list) and seconds and all(_is_time(one) for one in seconds):
+        if (
+            isinstance(seconds, list)
+            and seconds
+            and all(isinstance(one, int | float) and math.isfinite(one) and one > 0 for one in seconds)
+        ):
             yield _label(value), seconds
         else:
             yield from (one for item in value.values() for one in _timed(item))
     elif isinstance(value, list):
         yield from (one for item in value for one in _timed(item))
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
 def _label(entry: Mapping[str, Any]) -> str:
@@ -147,12 +147,9 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
         rows.append((*key, unit, *(_ABSENT if value is None else number(value[0]) for value in found)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        yield "  ".join(_aligned(row, widths)).rstrip()
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if column >= 4 else cell.ljust(width)
+        words = [cell.ljust(width) for cell, width in zip(row[:4], widths[:4], strict=True)]
+        figures = [cell.rjust(width) for cell, width in zip(row[4:], widths[4:], strict=True)]
+        yield "  ".join([*words, *figures]).rstrip()
 
 
 def short(check: CheckRecord) -> str:

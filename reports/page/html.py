@@ -34,8 +34,8 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     content = page.build(records, verdict)
     environment = _environment(report_dir)
     shared = {"page": content, "Standing": Standing, "Outcome": Outcome}
-    family = environment.get_template("family.html.j2")
-    for chapter in content.chapters:
+    family, chapters = environment.get_template("family.html.j2"), content["chapters"]
+    for chapter in chapters:
         write_file(report_dir / chapter.file, family.render(chapter=chapter, **shared))
     first = environment.get_template("report.html.j2").render(
         curves=curves,
@@ -44,7 +44,7 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
         **shared,
     )
     write_file(report_dir / "report.html", first)
-    for old in {*report_dir.glob(FAMILIES)} - {report_dir / chapter.file for chapter in content.chapters}:
+    for old in {*report_dir.glob(FAMILIES)} - {report_dir / chapter.file for chapter in chapters}:
         old.unlink()  # of an earlier rendering, and nothing links there any more
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from reports import notation
 from reports.audit import head, notes
@@ -16,7 +17,6 @@ from reports.compare.earlier import kind_of
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.notation import fold
 from reports.page import facts, margins, searches, steps
-from reports.page.facts import Facts
 from reports.page.margins import ACROSS, Margin
 from reports.page.searches import Searched
 from reports.page.steps import Family
@@ -29,7 +29,6 @@ from reports.record import (
     NodeRecord,
     Outcome,
     Record,
-    RunRecord,
 )
 from reports.verdict_file import check_counts, spent
 
@@ -46,11 +45,6 @@ class Answer:
     nodes: tuple[str, ...]
     reason: str
     proof: tuple[str, ...]
-
-    @property
-    def folded(self) -> str:
-        """The names as ranges."""
-        return fold(self.nodes)
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,6 @@ class Check:
     def explained(self) -> bool:
         """Whether the page explains it: it did not pass, or it passed and still blames a part."""
         return self.record.outcome in _TROUBLE or bool(self.record.blame)
-
-    @property
-    def nodes(self) -> str:
-        """Where it ran."""
-        return fold(self.record.nodes)
 
     @cached_property
     def used(self) -> float:
@@ -171,32 +160,8 @@ class Gap:
     checks: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Page:
-    """Everything that the templates read, except pictures and other files beside the page."""
-
-    verdict: RunVerdict
-    run: RunRecord | None
-    end: EndRecord | None
-    notes: tuple[str, ...]
-    spent: tuple[str, ...]  # where the time went
-    counts: Mapping[str, int]  # of checks
-    answers: tuple[Answer, ...]
-    gaps: tuple[Gap, ...]
-    absent: tuple[Gap, ...]  # what is n/a
-    trouble: tuple[Trouble, ...]
-    more_trouble: int  # shown only on the pages of the families
-    margins: margins.Table
-    chapters: tuple[Chapter, ...]
-    sources: tuple[str, ...]
-    nodes: tuple[NodeRecord, ...]
-    facts: Facts  # of the nodes
-    jobs: tuple[JobRecord, ...]
-    anchors: Mapping[str, str]  # check id -> address of its element, from the first page
-
-
-def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
-    """The page of a run."""
+def build(records: Sequence[Record], verdict: RunVerdict) -> dict[str, Any]:
+    """Everything that the templates read of a run, except pictures and other files beside the page."""
     sources: dict[str, int] = {}
     reported = (record for record in records if isinstance(record, CheckRecord))
     checks = [
@@ -208,44 +173,45 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> Page:
     shown = {check.anchor for one in trouble[:_MOST_TROUBLES] for check in one.checks[:MOST_CHECKS]}
     jobs = {record.id: record for record in records if isinstance(record, JobRecord)}
     nodes = {record.name: record for record in records if isinstance(record, NodeRecord)}
-    return Page(
-        verdict=verdict,
-        run=head(records),
-        end=next((record for record in records if isinstance(record, EndRecord)), None),
-        notes=notes(records),
-        spent=tuple(spent(records)),
-        counts=check_counts(verdict),
-        answers=_answers(verdict),
-        gaps=tuple(_unreported(verdict, nodes)),
-        absent=tuple(_not_applicable(checks)),
-        trouble=tuple(trouble[:_MOST_TROUBLES]),
-        more_trouble=len(trouble) - len(trouble[:_MOST_TROUBLES]),
-        margins=margins.table(_margins(checks)),
-        chapters=_chapters(lines),
-        sources=tuple(sources),
-        nodes=tuple(nodes.values()),
-        facts=facts.compare(tuple(nodes.values())),
-        jobs=tuple(jobs.values()),
-        anchors={
+    return {
+        "verdict": verdict,
+        "run": head(records),
+        "end": next((record for record in records if isinstance(record, EndRecord)), None),
+        "notes": notes(records),
+        "spent": spent(records),  # where the time went
+        "counts": check_counts(verdict),
+        "answers": _answers(verdict),
+        "gaps": _unreported(verdict, nodes),
+        "absent": _not_applicable(checks),
+        "trouble": trouble[:_MOST_TROUBLES],
+        "more_trouble": len(trouble[_MOST_TROUBLES:]),  # shown only on the pages of the families
+        "margins": margins.table(_margins(checks)),
+        "chapters": _chapters(lines),
+        "sources": list(sources),
+        "nodes": list(nodes.values()),
+        "facts": facts.compare(list(nodes.values())),
+        "jobs": list(jobs.values()),
+        # the address of each check's element, from the first page
+        "anchors": {
             check.record.id: f"#{check.anchor}"
             if check.anchor in shown
             else f"{FAMILIES.replace('*', family(check.record))}#{line.first.anchor}"
             for line in lines
             for check in line.checks
         },
-    )
+    }
 
 
-def _answers(verdict: RunVerdict) -> tuple[Answer, ...]:
+def _answers(verdict: RunVerdict) -> list[Answer]:
     """Rejected nodes first, then unproven, then beside; nodes with the same reason share an answer."""
     groups: dict[tuple[Standing, str], list[NodeVerdict]] = {}
     for standing in (Standing.REJECTED, Standing.UNPROVEN, Standing.BESIDE):
         for node in verdict.standing(standing):
             groups.setdefault((standing, node.reason), []).append(node)
-    return tuple(
+    return [
         Answer(standing, tuple(node.node for node in nodes), reason, nodes[0].checks)
         for (standing, reason), nodes in groups.items()
-    )
+    ]
 
 
 def _row(judgement: Judgement, sources: dict[str, int]) -> Row:

@@ -80,6 +80,12 @@ class Schedule:
         """Of schedules with the same key only one is drawn."""
         return self.step, len(self.check.nodes) > 1
 
+    @property
+    def excess(self) -> float:
+        """By how much the bubble is larger than it should be."""
+        found = self.figure("bubble_excess")
+        return -math.inf if found is None else found
+
     def figure(self, name: str) -> float | None:
         """One of the figures that the check recorded."""
         figures = self.check.recorded.get("figures")
@@ -96,16 +102,11 @@ def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
         if schedule is not None:
             key = schedule.key
             count[key] = count.get(key, 0) + 1
-            worst[key] = max(worst.get(key, schedule), schedule, key=_badness)
+            worst[key] = max(worst.get(key, schedule), schedule, key=lambda one: one.excess)
     return [
         _picture(number, schedule, count[key], report_dir)
         for number, (key, schedule) in enumerate(list(worst.items())[:MOST_PICTURES], start=1)
     ]
-
-
-def _badness(schedule: Schedule) -> float:
-    excess = schedule.figure("bubble_excess")
-    return excess if excess is not None else -math.inf
 
 
 # reading

@@ -81,7 +81,7 @@ def _readings(recorded: object) -> list[_Reading]:
         _Reading(
             entry["from"],
             entry["to"],
-            _names(entry.get("group")),
+            tuple(map(str, group)) if isinstance(group := entry.get("group"), list) else (),
             entry.get("bad") is True,
             str(entry.get("sentence", "")),
             speed if isinstance(speed := entry.get("gigabytes_per_s"), int | float) else None,
@@ -89,10 +89,6 @@ def _readings(recorded: object) -> list[_Reading]:
         for entry in entries
         if isinstance(entry, Mapping) and all(isinstance(entry.get(end), str) for end in ("from", "to"))
     ]
-
-
-def _names(group: object) -> tuple[str, ...]:
-    return tuple(map(str, group)) if isinstance(group, list) else ()
 
 
 def _in_order(readings: Sequence[_Reading]) -> tuple[str, ...]:

@@ -122,11 +122,12 @@ def _figures(checks: Sequence[CheckRecord], metrics: Sequence[str]) -> str:
                 found[name] = value
     beside = {of: _beside(of, found) for of in found}
     others = {other for there in beside.values() for other in there}
-    return ", ".join(
-        f"{_words(name)} {notation.number(value)}{_in_brackets(beside[name])}"
-        for name, value in found.items()
-        if name not in others
-    )
+    shown = []
+    for name, value in found.items():
+        if name not in others:
+            formulas = f" ({', '.join(beside[name].values())})" if beside[name] else ""
+            shown.append(f"{name.replace('_', ' ')} {notation.number(value)}{formulas}")
+    return ", ".join(shown)
 
 
 def _beside(name: str, found: Mapping[str, float]) -> dict[str, str]:
@@ -135,11 +136,3 @@ def _beside(name: str, found: Mapping[str, float]) -> dict[str, str]:
     return {
         other: f"{word} {notation.number(found[other])}" for other, word in words.items() if other in found
     }
-
-
-def _in_brackets(texts: Mapping[str, str]) -> str:
-    return f" ({', '.join(texts.values())})" if texts else ""
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -66,7 +66,7 @@ def test_the_verdict_file_says_where_the_time_went() -> None:
 def test_the_verdict_file_lists_what_never_reported_and_what_cannot_be_believed() -> None:
     records = journal_of(*green_checks())
     records[-2] = check("stray")
-    data = json.loads(json.dumps(verdict_file.document(records, decide(records))))
+    data = json.loads(verdict_file.text(records, decide(records)))
     assert data["not_reported"] == [{"check": PAIR, "nodes": ["gpu01", "gpu02"], "partly": False}]
     assert data["faults"][0]["check"] == "stray"
 
