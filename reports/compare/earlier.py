@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from pydantic_core import from_json
 
 from reports.begin import JOURNAL
 from reports.record import READY, Outcome
 
 MOST_RUNS = 3  # the newest: the machines may have changed since older ones
 MOST_BYTES = 1 << 30  # read of old journals: more would take longer than it is worth
-_CHECK = b'{"type":"check",'
-_HEAD = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),.*?"nodes":(\[[^\]]*\]),"outcome":"([^"]+)"')
-_STARTED = b'},"started":"'
-_MEASURED = re.compile(rb'"seconds":([0-9.e+-]+)$')
-_TOOK = re.compile(rb'[^"]*","seconds":([0-9.e+-]+),')
-_LONGEST_NUMBER = 64
+# How the lines begin that are read; the others are of the run, its plan and its end.
+_READ = tuple(f'{{"type":"{kind}",'.encode() for kind in ("check", "node", "job"))
 
 
 @dataclass
@@ -76,43 +74,35 @@ def skim(path: Path) -> Skimmed | None:
     """Take the few figures from a journal; None where it is not one, or names the hardware of no node."""
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline())
+            first = from_json(file.readline())
             found = Skimmed(str(first["run_id"]), tuple(first["hosts"]))
             for line in file:
-                if line.startswith(_CHECK):
-                    _take(line, found.seconds)
-                elif line.startswith((b'{"type":"node",', b'{"type":"job",')):
-                    _note(json.loads(line), found)
+                if line.startswith(_READ) and line.endswith(b"\n"):
+                    _note(from_json(line), found)
             found.size_bytes = file.tell()
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     return found if found.hardware else None
 
 
-def _note(record: Mapping[str, object], found: Skimmed) -> None:
-    """Note which hardware a node is, or how long a job took to start."""
-    if record["type"] == "node" and record["state"] == READY:
-        found.hardware.add(str(record["hardware"]))
-    elif record["type"] == "job" and not record["ended"]:
-        found.starts.append(float(str(record["start_seconds"] or 0)))
+def _note(record: Mapping[str, Any], found: Skimmed) -> None:
+    """Note which hardware a node is, how long a job took to start, or how long a check took.
 
-
-def _take(line: bytes, seconds: dict[str, float]) -> None:
-    """Note how long one check took: of checks that are measured together the longest, which did the work.
-
-    The time of a check that did not pass includes a search, so only its measurement counts.
+    Of checks that are measured together the longest counts, which did the work. The time of a check that did
+    not pass includes a search, so only its measurement counts.
     """
-    end = line.rfind(_STARTED)
-    head, took = _HEAD.search(line), _TOOK.match(line, end + len(_STARTED))
-    if end < 0 or head is None or took is None:
-        return
-    measured = _MEASURED.search(line[max(end - _LONGEST_NUMBER, 0) : end])
-    figures = [float(measured[1])] if measured else []
-    if head[3].decode() in (Outcome.PASS.value, Outcome.NOT_APPLICABLE.value):
-        figures.append(float(took[1]))
-    if figures:
-        kind = kind_of(json.loads(head[1]), json.loads(head[2]))
-        seconds[kind] = max(*figures, seconds.get(kind, 0.0))
+    if record["type"] == "node":
+        if record["state"] == READY:
+            found.hardware.add(str(record["hardware"]))
+    elif record["type"] == "job":
+        if not record["ended"]:
+            found.starts.append(float(record["start_seconds"] or 0))
+    else:
+        passed = record["outcome"] in (Outcome.PASS.value, Outcome.NOT_APPLICABLE.value)
+        told = [record["measurement"].get("seconds"), *([record["seconds"]] if passed else [])]
+        if figures := [one for one in told if isinstance(one, int | float)]:
+            kind = kind_of(record["id"], record["nodes"])
+            found.seconds[kind] = max(*figures, found.seconds.get(kind, 0.0))
 
 
 def kind_of(check: str, nodes: Sequence[str]) -> str:
