@@ -1,4 +1,7 @@
-"""For tests that need a lab: `pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]`."""
+"""For tests that need a lab: `pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]`.
+
+`lab = lab_of(nodes=2)` lends them one.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from tests.lab import Lab
 from tests.lab.parts.sshd import PROGRAM
 
 _PROGRAMS = ("ip", "tc", "bridge", "unshare", "nsenter", "setpriv", "mount", "ssh")
@@ -48,3 +54,14 @@ def require_lab() -> None:
         pytest.fail(f"CI must be able to make a lab: {reason}")
     if reason:
         pytest.skip(reason)
+
+
+def lab_of(nodes: int, rate: str | None = None, scope: Literal["module", "function"] = "module") -> Any:
+    """A fixture: a lab for all tests of a module, or one for each."""
+
+    @pytest.fixture(scope=scope)
+    def lab(require_lab: None) -> Iterator[Lab]:
+        with Lab.up(nodes, rate) as up:
+            yield up
+
+    return lab

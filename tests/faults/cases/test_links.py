@@ -9,15 +9,13 @@ import pytest
 from tests.faults.cases.controller import Controller, Round, controller, schedule
 from tests.faults.trial import Campaign, draw
 from tests.lab import Lab
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 Ways = set[tuple[str, str]]
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab.up(nodes=4, rate="200mbit") as up:
-        yield up
+lab = lab_of(nodes=4, rate="200mbit")
 
 
 @pytest.fixture(scope="module")

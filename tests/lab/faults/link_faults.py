@@ -11,7 +11,7 @@ from tests.lab.plan import bits_per_s, burst_bytes
 Direction = Literal["both", "tx", "rx"]
 _UNSHAPED = "100gbit"  # a path-shaper's rate for all other traffic, in a lab without a rate
 _MTU = 1500
-_UNBLOCK = "neigh flush dev eth0 nud permanent\nroute flush type prohibit\n"
+_HEALED = f"link set eth0 mtu {_MTU}\nneigh flush dev eth0 nud permanent\nroute flush type prohibit\n"
 
 
 class LinkFaults(Handle):
@@ -63,10 +63,6 @@ class LinkFaults(Handle):
         """Silently lose everything that `source` sends to `destination` (not the other direction)."""
         self._lose(source, (destination,))
 
-    def unblackhole(self, source: str, destination: str) -> None:
-        """Undo `blackhole`."""
-        self._do(source, "ip", "neigh", "del", self.address(destination), "dev", "eth0")
-
     def block_peers(self, node: str, how: Literal["drop", "reject"] = "drop") -> None:
         """A firewall that lets only the controller through: packets to peers are lost, or refused at once."""
         peers = tuple(name for name in self.nodes if name != node)
@@ -78,14 +74,10 @@ class LinkFaults(Handle):
         else:
             raise ValueError(f"how {how!r} is not drop or reject")
 
-    def unblock_peers(self, node: str) -> None:
-        """Undo `block_peers` and every `blackhole` of this node."""
-        self._do(node, "ip", "-batch", "-", stdin=_UNBLOCK)
-
     def heal(self, node: str) -> None:
         """Put a node's network back to what it was when it came up."""
         self.link_up(node)
-        self._do(node, "ip", "-batch", "-", stdin=f"link set eth0 mtu {_MTU}\n{_UNBLOCK}")
+        self._do(node, "ip", "-batch", "-", stdin=_HEALED)
         self.shape(node, self.plan.rate)
 
     def _lose(self, source: str, destinations: tuple[str, ...]) -> None:

@@ -84,37 +84,31 @@ class LoginFaults(Handle):
         self._configure(node, state)
 
     def patch_torch(self, node: str, python_source: str) -> None:
-        """Run `python_source`, with `torch` in scope, in every program right after it has imported torch."""
-        site = self.files(node) / "site"
-        site.mkdir(exist_ok=True)
-        (site / "torch_patch.py").write_text(python_source)
-        (site / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(patch=f"{IN_NODE}/site/torch_patch.py"))
-        self.env(node, "PYTHONPATH", f"{IN_NODE}/site")
+        """Run `python_source`, with `torch` in scope, in every program right after it has imported torch.
 
-    def unpatch_torch(self, node: str) -> None:
-        """Undo `patch_torch`."""
-        self.env(node, "PYTHONPATH", None)
+        Undo with env(node, "PYTHONPATH", None).
+        """
+        patch = self.files(node) / "torch_patch.py"
+        patch.write_text(python_source)
+        self._customize(node, _SITECUSTOMIZE.format(patch=f"{IN_NODE}/{patch.name}"))
 
     def skew_clock(self, node: str, ahead_s: float) -> None:
-        """Let every Python program on the node read a time that is `ahead_s` ahead."""
-        site = self.files(node) / "clock"
-        site.mkdir(exist_ok=True)
-        (site / "sitecustomize.py").write_text(_CLOCK.format(ahead_s=ahead_s))
-        self.env(node, "PYTHONPATH", f"{IN_NODE}/clock")
+        """Let Python programs on the node read a time that is `ahead_s` ahead. Undone as `patch_torch`."""
+        self._customize(node, _CLOCK.format(ahead_s=ahead_s))
 
-    def unskew_clock(self, node: str) -> None:
-        """Undo `skew_clock`."""
-        self.env(node, "PYTHONPATH", None)
+    def _customize(self, node: str, python_source: str) -> None:
+        site = self.files(node) / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(python_source)
+        self.env(node, "PYTHONPATH", f"{IN_NODE}/site")
 
     def stub_tools(self, node: str, directory: Path) -> None:
-        """Put a copy of a directory of programs first on the PATH of everything that sshd starts."""
+        """Put a copy of a directory of programs first on the PATH of everything that sshd starts.
+
+        Undo with env(node, "PATH", None).
+        """
         shutil.copytree(directory, self.files(node) / "tools", dirs_exist_ok=True)
         self.env(node, "PATH", f"{IN_NODE}/tools:{DEFAULT_PATH}")
-
-    def unstub_tools(self, node: str) -> None:
-        """Undo `stub_tools`."""
-        self.env(node, "PATH", None)
-        shutil.rmtree(self.files(node) / "tools")
 
     def noisy_shell(self, node: str, text: str) -> None:
         """Let root's .bashrc print something, which then precedes the output of every command."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,14 @@ import pytest
 from fixtures.node.processes import wait_until
 from tests.lab import Lab
 from tests.lab.probe import bits_per_s, reach
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 RATE = 200e6
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    with Lab.up(nodes=3, rate="200mbit") as up:
-        yield up
+lab = lab_of(nodes=3, rate="200mbit", scope="function")
 
 
 def carrier(lab: Lab, node: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
 from tests.lab.probe import login
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
@@ -21,10 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 READ = "import json; from fixtures.node import inventory; print(json.dumps(inventory.read()))"
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab.up(nodes=2) as up:
-        yield up
+lab = lab_of(nodes=2)
 
 
 def read(lab: Lab, node: str) -> dict[str, Any]:

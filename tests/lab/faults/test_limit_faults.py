@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.lab import Lab
 from tests.lab.parts.groups import GROUPS, Group
 from tests.lab.probe import background, login
+from tests.lab.pytest_support import lab_of
 
 WORK = """
 import time
@@ -32,10 +32,7 @@ print("had it")
 """
 
 
-@pytest.fixture(scope="module")
-def lab(require_lab: None) -> Iterator[Lab]:
-    with Lab.up(nodes=2) as up:
-        yield up
+lab = lab_of(nodes=2)
 
 
 def seconds_for_a_fifth_of_a_second(lab: Lab, share: float | None) -> float:

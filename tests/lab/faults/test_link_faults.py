@@ -9,16 +9,14 @@ import pytest
 
 from tests.lab import Lab, LabError
 from tests.lab.probe import bits_per_s, login, reach
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 RATE = 200e6
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Lab]:
-    with Lab.up(nodes=3, rate="200mbit") as lab:
-        yield lab
+shared = lab_of(nodes=3, rate="200mbit")
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def test_a_black_hole_is_silent_and_between_two_nodes_only(lab: Lab) -> None:
     assert time.monotonic() - started >= 0.5  # nothing says that it is in vain
     assert reach(lab, "n01", "n03") == "ok"
     assert reach(lab, "n03", "n02") == "ok"
-    lab.unblackhole("n01", "n02")
+    lab.heal("n01")
     assert reach(lab, "n01", "n02", timeout_s=5) == "ok"
     with pytest.raises(LabError, match="n01 reaches itself"):
         lab.blackhole("n01", "n01")
@@ -103,7 +101,7 @@ def test_a_firewall_keeps_peers_out_but_lets_ssh_in(lab: Lab, how: str, seen: st
     assert reach(lab, "n02", "n01") == "TimeoutError"
     assert reach(lab, "n02", "n03") == "ok"
     assert login(lab, "n01", "hostname").stdout == "n01\n"
-    lab.unblock_peers("n01")
+    lab.heal("n01")
     assert reach(lab, "n01", "n02", timeout_s=5) == "ok"
 
 

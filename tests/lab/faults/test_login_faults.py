@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Lab, LabError
 from tests.lab.probe import login
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
@@ -25,10 +25,7 @@ torch.distributed.all_reduce = all_reduce
 """
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab.up(nodes=2) as up:
-        yield up
+lab = lab_of(nodes=2)
 
 
 def test_a_changed_host_key_is_noticed_and_can_be_put_back(lab: Lab) -> None:
@@ -100,7 +97,7 @@ def test_stub_tools_come_first_on_the_path(lab: Lab, tmp_path: Path) -> None:
     lab.stub_tools("n01", tmp_path)
     assert login(lab, "n01", "nvidia-smi; hostname").stdout == "a stub\nn01\n"
     assert login(lab, "n02", "nvidia-smi").returncode == 127
-    lab.unstub_tools("n01")
+    lab.env("n01", "PATH", None)
     assert login(lab, "n01", "nvidia-smi").returncode == 127
 
 
@@ -112,7 +109,7 @@ def test_torch_is_patched_on_one_node_only(lab: Lab) -> None:
     # A program that does without torch is not made to load it.
     idle = f"{sys.executable} -c 'import sys; print(\"torch\" in sys.modules)'"
     assert login(lab, "n01", idle).stdout == "False\n"
-    lab.unpatch_torch("n01")
+    lab.env("n01", "PYTHONPATH", None)
     assert login(lab, "n01", "echo $PYTHONPATH").stdout == "\n"
 
 
@@ -122,5 +119,5 @@ def test_a_clock_is_ahead_on_one_node_only(lab: Lab) -> None:
     ahead = [float(login(lab, node, ask).stdout) - time.time() for node in lab.nodes]
     assert 3590 < ahead[0] < 3610
     assert abs(ahead[1]) < 10
-    lab.unskew_clock("n01")
+    lab.env("n01", "PYTHONPATH", None)
     assert abs(float(login(lab, "n01", ask).stdout) - time.time()) < 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from fixtures.node.processes import wait_until
 from tests.lab import Lab, LabError
 from tests.lab.probe import background, login, reach
 from tests.lab.processes import status_of
+from tests.lab.pytest_support import lab_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
@@ -45,10 +45,7 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab.up(nodes=2, rate="200mbit") as up:
-        yield up
+lab = lab_of(nodes=2, rate="200mbit")
 
 
 def fate_of_a_connection(lab: Lab, end: str) -> str:
