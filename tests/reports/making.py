@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from reports.decision import NodeVerdict, Standing, decide, exit_status
 from reports.journal import Journal
+from reports.page import html
 from reports.record import (
     Blame,
     BlameKind,
@@ -109,6 +110,22 @@ def save(records: Iterable[Record], directory: Path) -> Path:
         for record in records:
             journal.write(record)
     return path
+
+
+def page(records: Sequence[Record], directory: Path) -> str:
+    """The first page of a run."""
+    html.write(directory, records, decide(records))
+    return (directory / "report.html").read_text()
+
+
+def every_page(directory: Path) -> str:
+    """The first page and those of the families, as one text."""
+    return "".join(path.read_text() for path in sorted(directory.glob("*.html"), reverse=True))
+
+
+def hosts(text: str) -> list[str]:
+    """The lines of a list that are no comments."""
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def node(records: Iterable[Record], name: str) -> NodeVerdict:

@@ -8,16 +8,12 @@ from reports.decision import NodeVerdict, Standing, decide
 from reports.record import NodeRecord, Outcome, Record
 from tests.each import each
 from tests.reports import making
-from tests.reports.making import alone, check, green, green_checks, journal_of
+from tests.reports.making import alone, check, green, green_checks, hosts, journal_of
 
 
 def written(records: list[Record], directory: Path) -> dict[str, str]:
     write_lists(directory, decide(records))
     return {name.removesuffix(".txt"): (directory / name).read_text() for name in LISTS}
-
-
-def hosts(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def test_the_lists_are_hosts_files_with_reasons(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from reports import render
 from reports.__main__ import main
 from reports.decision import Standing, decide, exit_status
-from reports.journal import Journal, scan
+from reports.journal import scan
 from reports.page import html
 from reports.record import BlameKind, CheckRecord, Outcome
 from tests.each import each
 from tests.reports import making
-from tests.reports.making import PAIR, blame, check, green, green_checks, journal_of
+from tests.reports.making import PAIR, blame, check, green, green_checks, hosts, journal_of
 
 EVERYTHING = {
     "junit.xml",
@@ -32,10 +32,6 @@ EVERYTHING = {
 FAMILIES = ["checks-collectives.html", "checks-nodes.html", "checks-selfcheck.html"]
 
 
-def hosts(path: Path) -> list[str]:
-    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
-
-
 def errors(path: Path) -> int:
     return int(ET.parse(path).getroot().get("errors", "0"))  # noqa: S314 - written by render
 
@@ -44,7 +40,7 @@ def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) ->
     making.save(green(), tmp_path)
     assert render.render(tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, *FAMILIES, "results.jsonl"}
-    assert hosts(tmp_path / "accepted.txt") == ["gpu01 slots=8", "gpu02 slots=8"]
+    assert hosts((tmp_path / "accepted.txt").read_text()) == ["gpu01 slots=8", "gpu02 slots=8"]
     assert errors(tmp_path / "junit.xml") == 0
 
 
@@ -57,9 +53,7 @@ def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(
     checks = [record for record in found if isinstance(record, CheckRecord)]
     path = making.save([run, plan, *checks[:taken]], tmp_path)
     path.write_bytes(path.read_bytes() + torn)
-    with Journal(tmp_path / "parts" / "00000.jsonl") as journal:
-        for record in (run, *found):
-            journal.write(record)
+    making.save((run, *found), tmp_path / "parts").rename(tmp_path / "parts" / "00000.jsonl")
     assert render.render(tmp_path) == 2
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     counted = verdict["counts"]["checks"]
@@ -95,7 +89,7 @@ def test_a_torn_journal_is_rendered_red(tmp_path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     assert render.render(tmp_path) == 2
     assert errors(tmp_path / "junit.xml") >= 1
-    assert hosts(tmp_path / "accepted.txt") == []
+    assert hosts((tmp_path / "accepted.txt").read_text()) == []
     assert {path.name for path in tmp_path.iterdir()} >= EVERYTHING
 
 
@@ -106,8 +100,8 @@ def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path,
     first, *rest = path.read_text().splitlines(keepends=True)
     path.write_text(first + damage + "".join(rest))
     assert render.render(tmp_path) == 2
-    assert hosts(tmp_path / "rejected.txt") == ["gpu01 slots=8"]
-    assert hosts(tmp_path / "accepted.txt") == []
+    assert hosts((tmp_path / "rejected.txt").read_text()) == ["gpu01 slots=8"]
+    assert hosts((tmp_path / "accepted.txt").read_text()) == []
     assert "damaged: line 2" in json.loads((tmp_path / "verdict.json").read_text())["run"]["cut_short"]
 
 

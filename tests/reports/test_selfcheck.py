@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from reports.decision import decide
-from reports.page import html
 from reports.record import Blame, BlameKind, CheckRecord, Outcome, Record
 from tests.each import each
 from tests.reports import making
@@ -96,8 +95,7 @@ def test_an_unreachable_node_keeps_its_own_reason() -> None:
 def test_a_check_that_passed_and_met_somebody_is_told_with_its_blame(tmp_path: Path) -> None:
     met = replace(SELF, blame=(Blame(BlameKind.CRASH, ("gpu02",), "rank 1 on gpu02 exited with status 3"),))
     records = journal_of(met, *green_checks())
-    html.write(tmp_path, records, decide(records))
-    text = (tmp_path / "report.html").read_text()
+    text = making.page(records, tmp_path)
     trouble = text[text.index('<section id="trouble">') : text.index('<section id="checks">')]
     assert "<b>rank 1 on gpu02 exited with status 3</b>" in trouble
     [anchor] = re.findall(r'id="(check-\d+)"', trouble)

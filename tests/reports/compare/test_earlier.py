@@ -10,8 +10,8 @@ import pytest
 
 from reports.begin import JOURNAL
 from reports.compare.earlier import Earlier, earlier, history, kind_of, skim
-from reports.journal import Journal
 from reports.record import CheckRecord, JobRecord, NodeRecord, Outcome, Record, Repeat, RunRecord
+from tests.reports.making import save
 
 TEST = "suites/zero/test_zero.py::test_it"
 
@@ -33,11 +33,8 @@ def write(
 ) -> Path:
     """Leave a journal of a run on these hosts."""
     head = RunRecord(name, "2026-11-23", "here", ("pytest",), "zero", "auto", {host: host for host in hosts})
-    path = runs / name / JOURNAL
-    with Journal(path) as journal:
-        for record in (head, *(NodeRecord(host, "ready", "", hardware) for host in hosts), *records):
-            journal.write(record)
-    return path
+    nodes = (NodeRecord(host, "ready", "", hardware) for host in hosts)
+    return save([head, *nodes, *records], runs / name)
 
 
 def taken(runs: Path, nodes: int = 2, hardware: str = "lab") -> Earlier:

@@ -9,12 +9,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from reports.decision import Standing, decide
-from reports.page import facts, html, plots
+from reports.decision import Standing
+from reports.page import facts, plots
 from reports.record import Blame, BlameKind, CheckRecord, Judgement, NodeRecord, Outcome, Record
 from tests.each import each
 from tests.reports import making
-from tests.reports.making import PAIR, blame, check, green_checks, journal_of
+from tests.reports.making import PAIR, blame, check, every_page, green_checks, journal_of
 
 VOID = {"meta", "link", "img", "br", "hr", "wbr"}
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e"
@@ -80,13 +80,7 @@ def page(records: list[Record], directory: Path) -> str:
     (directory / "logs/gpu02 rank:0.txt").touch()
     for name in ("junit.xml", "verdict.json"):
         (directory / name).touch()
-    html.write(directory, records, decide(records))
-    return (directory / "report.html").read_text()
-
-
-def every_page(directory: Path) -> str:
-    """The first page and those of the families, as one text."""
-    return "".join(path.read_text() for path in sorted(directory.glob("*.html"), reverse=True))
+    return making.page(records, directory)
 
 
 @pytest.fixture(scope="module")
@@ -392,8 +386,7 @@ def test_what_a_node_that_left_never_reported_stands_with_why_it_left(tmp_path: 
     partly = making.check(making.PAIR, ["gpu01"])
     plan = making.plan(making.check(making.PAIR))
     records: list[Record] = [making.run(), plan, *making.ready(), gone, partly, making.end()]
-    html.write(tmp_path, records, decide(records))
-    text = (tmp_path / "report.html").read_text()
+    text = making.page(records, tmp_path)
     assert "gpu02 is set aside: its link is slow" in text
     assert "planned, never reported" not in text
     assert "1 of those that reported left out a node that they were planned for" in text

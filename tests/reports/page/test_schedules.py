@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from reports.decision import decide
-from reports.page import html, schedules
+from reports.page import schedules
 from reports.page.drawing import Picture
 from reports.record import CheckRecord
 from suites.pipeline.schedules import PLANS, Shape
 from suites.pipeline.simulator import simulate
 from tests.each import each
-from tests.reports.making import NODES, check, journal_of
+from tests.reports.making import NODES, check, journal_of, page
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -215,9 +214,7 @@ def test_a_rank_that_says_nonsense_costs_the_picture_and_not_the_page(
 ) -> None:
     kept = recorded()
     kept["schedule"]["ranks"][1]["said"]["operations"] = operations
-    records = journal_of(bubble_check(kept))
-    html.write(tmp_path, records, decide(records))
-    assert 'id="schedules"' not in (tmp_path / "report.html").read_text()
+    assert 'id="schedules"' not in page(journal_of(bubble_check(kept)), tmp_path)
     assert not list(tmp_path.glob("plots/*"))
 
 
@@ -237,9 +234,7 @@ def test_a_schedule_without_figures_says_so(tmp_path: Path, figures: object) -> 
 
 
 def test_the_page_shows_the_picture_and_its_caption(tmp_path: Path) -> None:
-    records = journal_of(bubble_check(recorded()))
-    html.write(tmp_path, records, decide(records))
-    text = (tmp_path / "report.html").read_text()
+    text = page(journal_of(bubble_check(recorded())), tmp_path)
     assert text.index('id="trouble"') < text.index('id="checks"') < text.index('id="schedules"')
     assert 'src="plots/schedule-1-one-f-one-b.svg" width="1120"' in text
     assert "bubble 0.4 measured" in text

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reports.decision import decide
-from reports.page import html, searches
+from reports.page import searches
 from reports.record import Outcome
 from tests.each import each
-from tests.reports.making import PAIR, check, journal_of
+from tests.reports.making import PAIR, check, journal_of, page
 
 
 def reading(source: str, destination: str, bad: bool = False) -> dict[str, Any]:
@@ -99,8 +98,7 @@ def test_the_page_shows_the_table(tmp_path: Path) -> None:
     three = {**reading("gpu01", "gpu03", bad=True), "group": ["gpu01", "gpu02", "gpu03"]}
     search = searched(reading("gpu01", "gpu02", bad=True), reading("gpu02", "<b>"), three)
     records = journal_of(replace(check(PAIR, outcome=Outcome.FAIL), recorded={"search": search}))
-    html.write(tmp_path, records, decide(records))
-    page = (tmp_path / "report.html").read_text()
-    assert 'title="1 of 1 readings are bad; gpu01 to gpu02">bad</td>' in page
-    assert 'together: bad <span class="quiet">(1 of 1 readings are bad; gpu01 to gpu03)' in page
-    assert "<b>" not in page.split('class="paths"')[1].split("</table>")[0]
+    text = page(records, tmp_path)
+    assert 'title="1 of 1 readings are bad; gpu01 to gpu02">bad</td>' in text
+    assert 'together: bad <span class="quiet">(1 of 1 readings are bad; gpu01 to gpu03)' in text
+    assert "<b>" not in text.split('class="paths"')[1].split("</table>")[0]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.decision import decide
-from reports.page import html, steps
+from reports.page import steps
 from reports.record import CheckRecord, Judgement, Outcome
 from tests.each import each
-from tests.reports.making import NODES, check, green_checks, journal_of
+from tests.reports.making import NODES, check, every_page, green_checks, journal_of, page
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
 
@@ -76,14 +75,9 @@ def test_a_figure_stands_beside_its_formula() -> None:
     assert family.steps[0].figures == "bubble 0.31 (formula 0.25, simulated 0.27), span 2 (expected 1)"
 
 
-def page(directory: Path, *checks: CheckRecord) -> str:
-    records = journal_of(*checks)
-    html.write(directory, records, decide(records))
-    return "".join(path.read_text(encoding="utf-8") for path in directory.glob("*.html"))
-
-
 def test_the_page_has_them_where_a_suite_compares_with_the_unsharded_model(tmp_path: Path) -> None:
-    shown = page(tmp_path, step("parity", "zero1", parity(0.004)))
-    assert 'id="steps"' in shown
-    assert "40 %" in shown
-    assert 'id="steps"' not in page(tmp_path, *green_checks())  # and the pages of before are gone
+    page(journal_of(step("parity", "zero1", parity(0.004))), tmp_path)
+    assert 'id="steps"' in every_page(tmp_path)
+    assert "40 %" in every_page(tmp_path)
+    page(journal_of(*green_checks()), tmp_path)
+    assert 'id="steps"' not in every_page(tmp_path)  # and the pages of before are gone

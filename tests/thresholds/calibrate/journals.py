@@ -1,4 +1,4 @@
-"""Journals of runs that never were, written by the real writer, with the figures that a test wants."""
+"""Journals of runs that never were, with the figures that a test wants, and files that are made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reports.journal import Journal
+import pytest
+
 from reports.record import (
     CheckRecord,
     EndRecord,
@@ -20,6 +21,12 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from tests.reports.making import save
+from tests.thresholds.files import GOOD
+from thresholds.calibrate.calibration import Asked, Calibration, Refused, calibrate
+from thresholds.hardware import Hardware, Limit
+from thresholds.loading.load import load, read
+from thresholds.lookup import find
 
 NODES = ("n01", "n02", "n03")
 IDENTITY = {"gpu": "Some GPU", "gpu_count": 2, "fabric": "infiniband"}
@@ -34,6 +41,9 @@ NETWORK: dict[str, str | int] = {
     "size": SIZE,
 }
 INSIDE = {**NETWORK, "path": "nvlink", "nodes": 1}
+RATES = Asked(rates={"nvlink": 450.0, "network": 50.0})
+OTHER = {"gpu": "Other GPU", "gpu_count": 2, "fabric": "infiniband"}
+NOISE = (90.0, 90.2, 89.9, 90.1, 89.8)
 
 
 @dataclass
@@ -135,9 +145,7 @@ def check(
 
 def write(directory: Path, records: Sequence[Record]) -> str:
     """Write a journal into a report directory, whose name is handed back."""
-    with Journal(directory / "results.jsonl") as journal:
-        for record in records:
-            journal.write(record)
+    save(records, directory)
     return str(directory)
 
 
@@ -147,3 +155,32 @@ def write_runs(directory: Path, scripts: Sequence[Script]) -> list[str]:
         write(directory / f"run-{number}", replace(script, number=number).records())
         for number, script in enumerate(scripts)
     ]
+
+
+def healthy() -> list[Script]:
+    return [Script(network=busbw) for busbw in NOISE]
+
+
+def calibrated(tmp_path: Path, scripts: Sequence[Script], asked: Asked = RATES) -> Calibration:
+    return calibrate(write_runs(tmp_path, scripts), asked)
+
+
+def refusals(tmp_path: Path, scripts: Sequence[Script], asked: Asked = RATES) -> str:
+    with pytest.raises(Refused) as refused:
+        calibrated(tmp_path, scripts, asked)
+    return str(refused.value)
+
+
+def hardware(found: Calibration) -> Hardware:
+    return read(found.text.encode(), Path("calibrated.toml"))
+
+
+def row(found: Calibration, metric: str, case: dict[str, str | int]) -> Limit:
+    return find(hardware(found), metric, case)
+
+
+def small(tmp_path: Path) -> Hardware:
+    """The file that asks 80 GB/s of an all_reduce across three nodes."""
+    path = tmp_path / "like.toml"
+    path.write_text(GOOD.replace('path = "network"\nnodes = "2..4"', 'path = "network"\nnodes = 3'))
+    return load(path)

@@ -18,16 +18,22 @@ from reports.record import (
     PlanRecord,
     Record,
 )
-from tests.thresholds.calibrate.calibrating import (
+from tests.thresholds.calibrate.journals import (
+    INSIDE,
+    NETWORK,
+    NODES,
     RATES,
+    Script,
     calibrated,
+    check,
     hardware,
     healthy,
     refusals,
     row,
     small,
+    write,
+    write_runs,
 )
-from tests.thresholds.calibrate.journals import INSIDE, NETWORK, NODES, Script, check, write, write_runs
 from thresholds.calibrate.calibration import Asked, calibrate
 
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from reports.journal import encode
 from tests.each import each
 from tests.fuzz import examples
-from tests.thresholds.calibrate.journals import Script, write_runs
+from tests.thresholds.calibrate.journals import RATES, Script, write_runs
 from thresholds.__main__ import main
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
 from thresholds.diff import BadInput, diff
 from thresholds.loading.load import load, read
 
 LIKE = load(Path(__file__).parents[3] / "thresholds" / "h100-sxm5-ndr400.toml")
-RATES = Asked(rates={"nvlink": 450.0, "network": 50.0})
 ODD: tuple[Any, ...] = (
     None, True, 0, -1, 10**12, 10**400, 1e308, 1e-320, "NaN", "-Infinity", "", "\ud800", "\x00\x7f\"\\\n",
     "x" * 3000, [], [None], {}, {"a": [{}]}, "busbw", "memory", "none", "n01",

@@ -16,16 +16,21 @@ from reports.record import (
     Outcome,
 )
 from tests.each import each
-from tests.thresholds.calibrate.calibrating import (
+from tests.thresholds.calibrate.journals import (
+    INSIDE,
+    NETWORK,
+    NODES,
     OTHER,
     RATES,
+    Script,
     calibrated,
+    check,
     healthy,
     refusals,
     row,
     small,
+    write_runs,
 )
-from tests.thresholds.calibrate.journals import INSIDE, NETWORK, NODES, Script, check, write_runs
 from tests.thresholds.files import GOOD
 from thresholds.calibrate.calibration import Asked, Refused, calibrate
 from thresholds.loading.load import load
