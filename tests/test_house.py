@@ -16,6 +16,7 @@ from tests.house.tree import ROOT, files
 
 Plant = Callable[[Mapping[str, str]], Path]
 WORLD = ("conftest.py", "fixtures", "suites", "thresholds", "reports", "tests")
+OLDER = ("mypy", "--python-version", "3.10")  # of nodes
 
 
 @pytest.fixture
@@ -165,29 +166,6 @@ def test_a_large_room_is_found(plant: Plant) -> None:
 # -- what runs on a node ---------------------------------------------------------------------------------
 
 
-def test_remote_code_is_python_3_10() -> None:
-    holds(remote.too_new(ROOT))
-
-
-NEWER = (
-    "import tomllib",
-    "from typing import Self",
-    "import typing\nx: typing.Never",
-    "from datetime import UTC",
-    "raise ExceptionGroup('a', [])",
-    "ValueError('a').add_note('b')",
-    "try:\n    pass\nexcept* OSError:\n    pass",
-)
-
-
-def test_newer_python_is_found_in_remote_code(plant: Plant) -> None:
-    texts = {f"a{at}": text for at, text in enumerate(NEWER)}
-    sent = {f"fixtures/node/{name}.py": text for name, text in texts.items()}
-    sent.update({f"suites/{name}/steps.py": text for name, text in texts.items()})
-    root = plant({**sent, **{f"fixtures/transport/{name}.py": text for name, text in texts.items()}})
-    assert {fault.split(":")[0] for fault in remote.too_new(root)} == sent.keys()
-
-
 def test_every_step_is_documented_registered_and_used() -> None:
     holds(remote.steps(ROOT))
 
@@ -242,6 +220,7 @@ def tool(*argv: str) -> subprocess.CompletedProcess[str]:
         pytest.param(("ruff", "check", "--quiet", *WORLD), id="ruff"),
         pytest.param(("ruff", "format", "--quiet", "--check", *WORLD), id="format"),
         pytest.param(("mypy", "--no-error-summary"), id="mypy"),
+        pytest.param((*OLDER, "--no-error-summary", *remote.sent(ROOT)), id="what is sent"),
     ],
 )
 def test_the_tools_have_nothing_to_say(argv: tuple[str, ...]) -> None:
@@ -258,6 +237,8 @@ def test_the_tools_have_nothing_to_say(argv: tuple[str, ...]) -> None:
         ),
         pytest.param(("ruff", "format", "--check", "--config", "pyproject.toml"), "x = { 1 }\n", id="format"),
         pytest.param(("mypy", "--config-file", "pyproject.toml"), "def f(x):\n    return x\n", id="mypy"),
+        pytest.param((*OLDER, "--config-file", "pyproject.toml"), "from enum import StrEnum\n", id="name"),
+        pytest.param((*OLDER, "--config-file", "pyproject.toml"), "import tomllib\n", id="module"),
     ],
 )
 def test_the_tools_are_strict(plant: Plant, argv: tuple[str, ...], text: str) -> None:
