@@ -92,13 +92,9 @@ class Running:
         output, _ = self.process.communicate(timeout=timeout_s)
         return Finished(self.process.returncode, output, self.report)
 
-    def wait_for_ranks(self, deadline_s: float = 240.0) -> None:
+    def wait_for_ranks(self) -> None:
         """Wait until every node has ranks that take cases."""
-        assert wait_until(self._ranks_are_up, deadline_s, poll_s=0.2), "no ranks came up"
-
-    def _ranks_are_up(self) -> bool:
-        journal = self.report / "results.jsonl"
-        return journal.exists() and any(map(_starts_cases, journal.read_text().splitlines(keepends=True)))
+        self.wait_for(lambda journal: any(map(_starts_cases, journal.splitlines(keepends=True))))
 
     def wait_for(self, condition: Callable[[str], bool], deadline_s: float = 240.0) -> None:
         """Wait until the condition holds for the text of the journal."""

@@ -47,7 +47,6 @@ class Driver:
         self.nodes: dict[str, Node] = {}
         self._selector = selectors.DefaultSelector()
         self._waits: list[tuple[socket.socket, Wait, float]] = []
-        self._stopping = False
 
     def run(self) -> None:
         """Bring everything up, serve until told to stop, take everything down."""
@@ -57,15 +56,12 @@ class Driver:
             self._settle(self._boot(*self.plan.names))
             with control.listen(self.directory) as server:
                 self._selector.register(server, selectors.EVENT_READ, lambda: self._accept(server))
-                self._selector.register(sys.stdin, selectors.EVENT_READ, self._stop)
+                self._selector.register(sys.stdin, selectors.EVENT_READ, lambda: sys.exit(0))
                 print("up", flush=True)
-                while not self._stopping:
+                while True:
                     self._turn()
         finally:
             self._down()
-
-    def _stop(self) -> None:
-        self._stopping = True
 
     def _turn(self) -> None:
         """Wait for an event, handle it, and answer the requests that are met by now."""
@@ -127,16 +123,13 @@ class Driver:
                 return False
             answer: dict[str, Any] = {"error": f"not done within {_REQUEST_S:g} s"}
         except StopIteration:
-            answer = {"result": self._report()}
+            pids = {name: node.pid if node.alive else None for name, node in self.nodes.items()}
+            answer = {"result": {"driver": os.getpid(), "nodes": pids}}
         except (Refused, network.WiringError, OSError, TypeError, ValueError) as error:
             answer = {"error": str(error)}
         with connection, contextlib.suppress(OSError):
             control.send(connection, answer)
         return True
-
-    def _report(self) -> dict[str, Any]:
-        pids = {name: node.pid if node.alive else None for name, node in self.nodes.items()}
-        return {"driver": os.getpid(), "nodes": pids}
 
     def _state(self) -> Wait:
         yield from ()

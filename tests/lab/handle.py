@@ -89,8 +89,8 @@ class Handle:
         lab ends is killed.
         """
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-        environment = {**_outer_environment(), **(env or {})}
-        return self._start(self.controller_argv(argv), environment, cwd, streams)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return self._start(self.controller_argv(argv), {**ours, **(env or {})}, cwd, streams)
 
     def run(
         self,
@@ -188,10 +188,6 @@ class Handle:
         for process in self._started:
             end(process)
         self._started.clear()
-
-
-def _outer_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.each import each
 from tests.thresholds.files import GOOD, changed, faults, loaded, whole
 from thresholds.hardware import Hardware
-from thresholds.metrics import at_least, bandwidth, slow_fraction
+from thresholds.metrics import at_least, slow_fraction
 
 SLOW, ONCE = 0.1, 0.01  # a fault in every tenth iteration; a daemon that wakes up in every hundredth
 SWEEP = 'latency = ["16KiB"]\n'
@@ -58,14 +58,6 @@ def test_every_file_for_accelerators_sees_a_fault_in_every_tenth_iteration(file:
         assert row.min_samples <= samples, row.where
         assert fails(samples, row.value, SLOW) > 0.9, row.where
         assert fails(samples, row.value, ONCE) < 0.001, row.where
-
-
-@each("deep", [0.75, 0.5])
-def test_the_median_passes_where_the_tail_fails(deep: float) -> None:
-    seconds = [1 / deep if index % 10 == 3 else 1.0 for index in range(100)]
-    figures = bandwidth("all_reduce", 2, 10**9, seconds)
-    assert figures["busbw"] == pytest.approx(bandwidth("all_reduce", 2, 10**9, [1.0] * 100)["busbw"])
-    assert figures["slow_fraction"] == pytest.approx(0.1)
 
 
 def test_sizes_that_are_judged_may_be_measured_more_often() -> None:

@@ -93,10 +93,6 @@ def _jumbo(scene: Scene) -> None:
     scene.lab.switch_mtu(scene.node, 1500)
 
 
-def _spine(scene: Scene) -> None:
-    scene.lab.split(",".join(scene.drawn), "200mbit")
-
-
 def _bisection_alone(scene: Scene, done: Finished) -> Iterator[str]:
     """A ring sends one flow each way over the thin link, if nodes of one half are neighbours in it."""
     places = [scene.lab.nodes.index(node) for node in scene.drawn]
@@ -227,7 +223,7 @@ LINKS = (
     Row(
         *("spine-oversubscribed", 9, "half of the nodes behind one link of 200 Mbit/s"),
         of_fabric("scale-only", "fabric"),
-        _spine,
+        lambda scene: scene.lab.split(",".join(scene.drawn), "200mbit"),
         faulty=2,
         complaints=_bisection_alone,
     ),

@@ -47,14 +47,6 @@ def _ports(scene: Scene) -> None:
         scene.lab.occupy_port(scene.node, port)
 
 
-def _small_shm(scene: Scene) -> None:
-    scene.lab.on(scene.node, ["mount", "-o", "remount,size=1m", "/dev/shm"])
-
-
-def _wrong_address(scene: Scene, text: str) -> str:
-    return text.replace(f"addr={scene.lab.address(scene.node)}\n", "addr=10.77.9.9\n")
-
-
 def _swapped(scene: Scene, text: str) -> str:
     first, second = (f"addr={scene.lab.address(node)}\n" for node in scene.drawn)
     return text.replace(first, "addr=?\n").replace(second, first).replace("addr=?\n", second)
@@ -175,7 +167,10 @@ ROOM = (
         unproven("lost", words=("No space left on device",)),
         on("small_tmp", "256k"),
     ),
-    _before(*("shm-small", 23, "1 MiB of shared memory", rejected("node", words=("/dev/shm",)), _small_shm)),
+    _before(
+        *("shm-small", 23, "1 MiB of shared memory", rejected("node", words=("/dev/shm",))),
+        lambda scene: scene.lab.on(scene.node, ["mount", "-o", "remount,size=1m", "/dev/shm"]),
+    ),
     _before(
         *("ports-taken", 23, "every port of --port-range is taken on one node"),
         unproven("lost", words=("cannot listen", f"{PORTS[0]}-{PORTS[1]}")),
@@ -191,7 +186,7 @@ ROOM = (
     _before(
         *("address-wrong", 24, "addr= is no address of the node"),
         unproven("lost", words=("correct addr=",)),
-        rewrite_hosts(_wrong_address),
+        rewrite_hosts(lambda scene, text: text.replace(f"{scene.lab.address(scene.node)}\n", "10.77.9.9\n")),
     ),
     _before(
         *("cables-swapped", 8, "two nodes have each other's address"),

@@ -20,6 +20,7 @@ SSH_CONFIG = "ssh_config"
 KNOWN_HOSTS = "known_hosts"
 CLIENT_KEY = "client_key"
 _BASHRC = "/root/.bashrc"
+_PRIVATE = ("/tmp", "/var/tmp")
 MOST_THAT_ASK = 16  # nodes of a lab in which each finds the others by ARP, as usual
 
 
@@ -38,12 +39,9 @@ def write_lab(directory: Path, plan: Plan) -> None:
         known.append(f"{name},{plan.address(name)} {write_key(files / 'host_key')}")
         _write_node(files, plan, name, client)
     (directory / KNOWN_HOSTS).write_text("\n".join(known) + "\n")
-    (directory / HOSTS).write_text(_hosts(plan))
+    hosts = (f"{name} slots={plan.slots} addr={plan.address(name)}\n" for name in plan.names)
+    (directory / HOSTS).write_text("".join(hosts))
     (directory / SSH_CONFIG).write_text("\n".join(_ssh_entry(directory, plan, name) for name in plan.names))
-
-
-def _hosts(plan: Plan) -> str:
-    return "".join(f"{name} slots={plan.slots} addr={plan.address(name)}\n" for name in plan.names)
 
 
 def _ssh_entry(directory: Path, plan: Plan, name: str) -> str:
@@ -103,25 +101,24 @@ def write_boot(files: Path) -> None:
 
 
 def _mounts(files: Path) -> list[str]:
-    """The mounts of a node, in order. No device is called `lab`, so `mount -a` finds none mounted already."""
-    kept = [path for path in map(os.path.realpath, (sys.prefix, sys.base_prefix)) if _hidden(path)]
+    """The mounts of a node, in order. No device is called `lab`, so `mount -a` finds none mounted already.
+
+    A Python that the ranks need is kept where the node's private /tmp would hide it.
+    """
+    pythons = map(os.path.realpath, (sys.prefix, sys.base_prefix))
+    kept = [path for path in pythons if any(Path(path).is_relative_to(place) for place in _PRIVATE)]
     lines = ["lab /proc proc defaults", "lab /run tmpfs mode=755"]
     lines += [f"{GROUPS} /run/groups none rbind,X-mount.mkdir", "lab /sys sysfs defaults"]
     lines += [f"/run/groups {GROUPS} none rbind"]
     lines += [f"{_escaped(str(files))} {IN_NODE} none bind,X-mount.mkdir"]
     lines += [f"{_escaped(path)} /run/keep{i} none rbind,X-mount.mkdir" for i, path in enumerate(kept)]
-    lines += [f"lab {path} tmpfs mode=1777" for path in ("/tmp", "/var/tmp")]
+    lines += [f"lab {path} tmpfs mode=1777" for path in _PRIVATE]
     lines += ["lab /var/log tmpfs mode=755", "lab /dev/shm tmpfs mode=1777,size=2g"]
     lines += [f"/run/keep{i} {_escaped(path)} none rbind,X-mount.mkdir" for i, path in enumerate(kept)]
     bound = {"etc_hosts": "/etc/hosts", "bashrc": _BASHRC, "machine-id": "/etc/machine-id"}
     lines += [f"{IN_NODE}/{ours} {path} none bind" for ours, path in bound.items() if os.path.exists(path)]
     lines += [f"{IN_NODE}/boot_id /proc/sys/kernel/random/boot_id none bind"]
     return [f"{line} 0 0" for line in lines]
-
-
-def _hidden(path: str) -> bool:
-    """Whether a node's private /tmp would hide a Python that the ranks need."""
-    return any(Path(path).is_relative_to(place) for place in ("/tmp", "/var/tmp"))
 
 
 def _escaped(path: str) -> str:

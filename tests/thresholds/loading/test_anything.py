@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz import examples
 from tests.thresholds.files import GOOD
 from tests.thresholds.loading.test_extends import BOARD, CHILD, OWN_ROW
+from thresholds.hardware import Hardware
 from thresholds.loading.faults import Fault, HardwareFileError
 from thresholds.loading.load import load, read, shipped
 
@@ -43,26 +45,13 @@ JUNK = st.one_of(
     ),
     st.text(max_size=20),
 )
-
-
 TEXTS = {"": GOOD, **{name: path.read_text(encoding="utf-8") for name, path in shipped().items()}}
 PLACE = st.floats(0, 1, exclude_max=True)
 LOSSLESS = ("utf-8", "surrogatepass")
+PLACES = ("board.toml", "./child.toml", "..", ".", "/", "/dev/zero", "/proc/self/mem", "cpu-local")
 WORDS = st.one_of(
     st.text(max_size=12).map(lambda text: text.replace("\\", "").replace('"', "")),
-    st.sampled_from(
-        [
-            "board.toml",
-            "./child.toml",
-            "..",
-            ".",
-            "/",
-            "/dev/zero",
-            "/proc/self/mem",
-            "cpu-local",
-            "a/" * 2000,
-        ]
-    ),
+    st.sampled_from([*PLACES, "a/" * 2000]),
 )
 
 
@@ -75,15 +64,27 @@ def spoiled(text: str, share: float, line: str, instead: bool) -> bytes:
     return "\n".join([*lines[:number], line, *lines[number + instead :]]).encode(*LOSSLESS)
 
 
-def reads(data: bytes) -> None:
+def faults_of(do: Callable[[], Hardware]) -> tuple[Fault, ...]:
+    """Read a file: it is good, or has faults with lines and words."""
     faults: tuple[Fault, ...] = ()
     hardware = None
     try:
-        hardware = read(data, Path("any.toml"))
+        hardware = do()
     except HardwareFileError as error:
         faults = error.faults
     assert (hardware is None) == bool(faults)
     assert all(fault.line >= 1 and fault.text for fault in faults)
+    return faults
+
+
+def reads(data: bytes) -> None:
+    faults_of(lambda: read(data, Path("any.toml")))
+
+
+def loads(path: Path) -> None:
+    for fault in faults_of(lambda: load(path)):
+        lines = Path(fault.file).read_bytes().count(b"\n") + 1
+        assert fault.line <= lines, fault
 
 
 @settings(max_examples=examples(150))
@@ -96,19 +97,6 @@ def test_any_bytes(data: bytes) -> None:
 @given(st.sampled_from(sorted(TEXTS)), PLACE, st.one_of(JUNK, VALUES), st.booleans())
 def test_a_good_file_with_any_line_changed(name: str, place: float, line: str, instead: bool) -> None:
     reads(spoiled(TEXTS[name], place, line, instead))
-
-
-def loads(path: Path) -> None:
-    faults: tuple[Fault, ...] = ()
-    hardware = None
-    try:
-        hardware = load(path)
-    except HardwareFileError as error:
-        faults = error.faults
-    assert (hardware is None) == bool(faults)
-    for fault in faults:
-        lines = Path(fault.file).read_bytes().count(b"\n") + 1
-        assert 1 <= fault.line <= lines, fault
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,15 +7,12 @@ import math
 
 import pytest
 
-from fixtures.check.foresight import lacking
-from fixtures.check.target import Target
 from reports.record import Judgement, Outcome
 from tests.each import each
 from tests.thresholds.files import GOOD, case, changed, loaded, whole
-from tests.thresholds.shipped.test_shipped import cases
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware
-from thresholds.lookup import Case, LimitError, absent, find, idle_rows, unused
+from thresholds.lookup import Case, LimitError, find, idle_rows, unused
 
 # Every shipped file but those of one node, and of the lab, which has eight.
 CLUSTERS = [
@@ -23,7 +20,6 @@ CLUSTERS = [
     for file in whole().values()
     if "network" in file.line_rate.links and file.expect.get("gpus_per_node")
 ]
-COUNTS = (2, 3, 4, 5, 8, 9, 16, 17, 128)  # both ends of every range of nodes that a row has
 
 
 def test_which_files_judge_clusters() -> None:
@@ -33,22 +29,6 @@ def test_which_files_judge_clusters() -> None:
         "l40s",
         "lab-200mbit",
     }
-
-
-@each("hardware", CLUSTERS)
-def test_nothing_that_the_default_workload_requires_is_missing_on_2_to_128_nodes(hardware: Hardware) -> None:
-    ranks = int(hardware.expect["gpus_per_node"])
-    missing = set()
-    for count in COUNTS:
-        seen = set()
-        for planned in cases(count, ranks):
-            if not planned.metrics or (key := (planned.case.words, planned.place)) in seen:
-                continue  # the same is asked of every node
-            seen.add(key)
-            target = Target(planned, dict.fromkeys(planned.nodes, ranks), hardware, "nccl", {})
-            if not absent(hardware, target.case()):
-                missing |= {f"{count}: {error}" for error in lacking(target)}
-    assert not missing
 
 
 @each(

@@ -28,7 +28,7 @@ COPY = 10.0  # a copy rate, GB/s, for the files that measure theirs
 FILES = whole()
 ROWS = [(hardware, limit) for hardware in FILES.values() for limit in hardware.limits]
 NODES = {"lab-200mbit": (1, 2, 4, 8), "l40s": (1,)}  # what a file is for, where that is not the usual
-USUAL = (1, 2, 4, 16)
+USUAL = (1, 2, 3, 4, 5, 8, 9, 16, 17, 128)  # both ends of every range of nodes that a row has
 ROOT = Path(__file__).parents[3]
 SUITES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.glob("suites/*/test_*.py")
@@ -54,7 +54,10 @@ def targets(hardware: Hardware) -> Iterator[Target]:
     """Every case of the default workload that needs limits, on each number of nodes a file is for."""
     gpus = int(hardware.expect.get("gpus_per_node") or 0)
     for count in NODES.get(hardware.name, USUAL):
-        for planned in cases(count, gpus or 2):
+        every = cases(count, gpus or 2)
+        # the same is asked of every node
+        asked = {(one.case.step, one.case.words, tuple(one.metrics), one.place): one for one in every}
+        for planned in asked.values():
             ranks = dict.fromkeys(planned.nodes, gpus or (2 if planned.place.each else 1))
             target = Target(planned, ranks, hardware, "nccl" if gpus else "gloo", {})
             if planned.metrics and not absent(hardware, target.case()):
