@@ -145,7 +145,6 @@ class Family:
         self.documents = [first]
         self.faults: list[Fault] = faults
         self.whole = self._gather() and all(one.raw is not None for one in self.documents)
-        self._rows = {kind: list(self._rows_of(kind)) for kind in ROWS}
 
     @property
     def sha256(self) -> str:
@@ -167,31 +166,22 @@ class Family:
         """Whether the file, or one that it extends, has this table."""
         return any(isinstance((one.raw or {}).get(name), dict) for one in self.documents)
 
-    def rows(self, kind: str) -> list[object]:
-        """All rows of a kind, those of nearer files first."""
-        return [(one.raw or {})[kind][index] for one, index in self._rows[kind]]
+    def rows(self) -> Iterator[tuple[Document, int, tuple[str, int], object]]:
+        """All rows of each kind, those of nearer files first: document, how many are nearer, keys, row."""
+        for kind in ROWS:
+            for distance, one in enumerate(self.documents):
+                found = (one.raw or {}).get(kind)
+                for index, raw in enumerate(found if isinstance(found, list) else ()):
+                    yield one, distance, (kind, index), raw
 
-    def place(self, *keys: str | int) -> tuple[Document, tuple[str | int, ...]]:
-        """The document that has a key (or row, counted over all documents), and its keys there."""
-        if keys and keys[0] in ROWS and len(keys) > 1:
-            one, index = self._rows[str(keys[0])][int(keys[1])]
-            return one, (keys[0], index, *keys[2:])
+    def having(self, *keys: str | int) -> Document:
+        """The document that has a table or its key: the nearest, or the file itself where none has it."""
         own = keys[:1] == ("hardware",) and keys[1:2] not in [(name,) for name in INHERITED]
         for length in (2, 1):
             for one in self.documents[:1] if own else self.documents:
                 if len(keys) >= length and _has(one, keys[:length]):
-                    return one, keys
-        return self.documents[0], keys
-
-    def distance(self, one: Document) -> int:
-        """How many files lie between a document and the one that was asked for."""
-        return self.documents.index(one)
-
-    def _rows_of(self, kind: str) -> Iterator[tuple[Document, int]]:
-        for one in self.documents:
-            found = (one.raw or {}).get(kind)
-            if isinstance(found, list):
-                yield from ((one, index) for index in range(len(found)))
+                    return one
+        return self.documents[0]
 
     def _gather(self) -> bool:
         while (child := self.documents[-1]).extends:

@@ -84,8 +84,8 @@ def _rows(sections: Sections) -> Iterator[tuple[Row, Placed]]:
     for placed in sections.rows:
         section = placed.section
         for text in rules.limit_kind(section) if isinstance(section, LimitSection) else ():
-            sections.fault(text, placed.kind, placed.index)
-        row = _row(section, sections.where(placed.kind, placed.index))
+            sections.fault(text, *placed.keys, at=placed.document)
+        row = _row(section, placed.where)
         if row is not None and not _void(row, placed, sections):
             yield row, placed
 
@@ -138,7 +138,7 @@ def _check_rows(sections: Sections, found: list[tuple[Row, Placed]], hardware: H
         here = f" (in {hardware.name}, which extends this)" if placed.distance else ""
         held = (rules.reachable, rules.physics, rules.fabrics)
         for text in (text for rule in held for text in rule(row, hardware)):
-            sections.fault(text + here, placed.kind, placed.index)
+            sections.fault(text + here, *placed.keys, at=placed.document)
 
 
 def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None:
@@ -149,7 +149,8 @@ def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None
         (_, place), (clash, _) = (near, far) if inherits else (found[other], found[at])
         what = f"{', '.join(shared)}: {clash.where} matches the same cases; "
         how = "replace it by a row with the same selectors, or keep the two apart"
-        sections.fault(what + (how if inherits else "keep the two apart"), place.kind, place.index)
+        told = what + (how if inherits else "keep the two apart")
+        sections.fault(told, *place.keys, at=place.document)
 
 
 def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from thresholds.loading.extends import Family, near
+from thresholds.loading.extends import Document, Family, near
 from thresholds.loading.faults import Fault
 from thresholds.loading.schema import REQUIRED, ROWS, TABLES, RowSection, Tables
 from thresholds.selectors import Selector
@@ -24,12 +24,17 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Placed:
-    """One row that is valid by itself: a [[limit]] or [[gap]], and its index over all files."""
+    """One row that is valid by itself: a [[limit]] or [[gap]], and where it stands."""
 
-    kind: str
-    index: int
-    section: RowSection
+    document: Document
     distance: int  # how many `extends` lead from the file to the one that has the row
+    keys: tuple[str, int]
+    section: RowSection
+
+    @property
+    def where(self) -> str:
+        """Its file and line."""
+        return f"{self.document.path.name}:{self.document.lines.of(*self.keys)}"
 
 
 class Sections:
@@ -47,26 +52,20 @@ class Sections:
         given = {name: getattr(one, name) for one in good if one for name in one.model_fields_set}
         self.tables = Tables.model_construct(**given)
         self._required()
-        self.rows = _in_force([row for kind in ROWS for row in self._rows(kind)])
+        self.rows = _in_force([*self._rows()])
 
     @property
     def part(self) -> bool:
         """Whether the file is only there to be extended."""
         return self.tables.hardware is not None and self.tables.hardware.part
 
-    def fault(self, text: str, *path: str | int) -> None:
-        """Note what is wrong at a key (or table), in the file that has it."""
-        document, keys = self.family.place(*path)
-        self.faults.append(document.fault(text, *keys))
-
-    def where(self, kind: str, index: int) -> str:
-        """The file and line of a row."""
-        document, keys = self.family.place(kind, index)
-        return f"{document.path.name}:{document.lines.of(*keys)}"
+    def fault(self, text: str, *keys: str | int, at: Document | None = None) -> None:
+        """Note what is wrong at a key (or table), in this file or in the one that has it."""
+        self.faults.append((at or self.family.having(*keys)).fault(text, *keys))
 
     def declared(self, name: str, key: str) -> int:
         """The distance of the file that has this key of a table."""
-        return self.family.distance(self.family.place(name, key)[0])
+        return self.family.documents.index(self.family.having(name, key))
 
     def _required(self) -> None:
         """Report missing sections, unless a parent could not be read, which may have them."""
@@ -74,13 +73,15 @@ class Sections:
             if self.family.whole and not self.family.has(name):
                 self.fault(f"section [{name}] is missing; write it")
 
-    def _rows(self, kind: str) -> Iterator[Placed]:
-        for index, raw in enumerate(self.family.rows(kind)):
-            row = self._valid(ROWS[kind], raw, kind, index)
-            if row is not None:
-                yield Placed(kind, index, row, self.family.distance(self.family.place(kind, index)[0]))
+    def _rows(self) -> Iterator[Placed]:
+        for document, distance, keys, raw in self.family.rows():
+            section = self._valid(ROWS[keys[0]], raw, *keys, at=document)
+            if section is not None:
+                yield Placed(document, distance, keys, section)
 
-    def _valid(self, model: type[_Model], raw: object, *path: str | int) -> _Model | None:
+    def _valid(
+        self, model: type[_Model], raw: object, *path: str | int, at: Document | None = None
+    ) -> _Model | None:
         try:
             return model.model_validate(raw)
         except ValidationError as error:
@@ -88,7 +89,7 @@ class Sections:
                 keys = (*path, *(key for key in found["loc"] if key != "[key]"))
                 elsewhere = found["type"] == "missing" and keys[0] in TABLES and keys[0] != "hardware"
                 if self.family.whole or not elsewhere:  # else the unreadable file may have it
-                    self.fault(_sentence(model, found["type"], found["msg"], keys), *keys)
+                    self.fault(_sentence(model, found["type"], found["msg"], keys), *keys, at=at)
             return None
 
 
@@ -106,8 +107,7 @@ def _in_force(rows: list[Placed]) -> list[Placed]:
             if nearest[key] == row.distance
         ]
         if kept:
-            section = row.section.model_copy(update={"metric": kept})
-            held.append(Placed(row.kind, row.index, section, row.distance))
+            held.append(replace(row, section=row.section.model_copy(update={"metric": kept})))
     return held
 
 
