@@ -159,9 +159,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
             before, journal.last = journal.last, ""
             said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
             try:
-                record = decode(line[:-_BEFORE_LENGTH] + b"}" if said else line)
-                if isinstance(record, CheckRecord):
-                    record = _with_samples(record, held) if measurements else _without_samples(record)
+                record = _record(line[:-_BEFORE_LENGTH] + b"}" if said else line, measurements, held)
             except DecodeError as fault:
                 journal.faults.append(f"line {number}: {fault}")
                 continue
@@ -173,16 +171,14 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
     return journal
 
 
-def each(path: Path, measurements: bool = True) -> Iterator[Record]:
-    """The records of a journal without faults, one at a time."""
-    held: dict[str, Mapping[str, object]] = {}
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                record = decode(line[:-_BEFORE_LENGTH] + b"}")
-                if isinstance(record, CheckRecord):
-                    record = _with_samples(record, held) if measurements else _without_samples(record)
-                yield record
+def _record(line: bytes, measurements: bool, held: dict[str, Mapping[str, object]]) -> Record:
+    """A record; a check with its samples, which are `held` for later ones, or with a note that it has some."""
+    record = decode(line)
+    if not isinstance(record, CheckRecord):
+        return record
+    if measurements:
+        return _with_samples(record, held)
+    return replace(record, measurement={"samples": "see results.jsonl"}) if record.measurement else record
 
 
 class Samples:
@@ -213,10 +209,14 @@ def parts(directory: Path, run_id: str) -> list[Path]:
 
 
 def of_workers(path: Path, measurements: bool = True) -> Iterator[Record]:
-    """The records that a worker's journal adds to that of its run."""
-    for record in each(path, measurements):
-        if isinstance(record, NodeRecord | JobRecord | CheckRecord):
-            yield record
+    """The records that a worker's journal, which has no faults, adds to that of its run; one at a time."""
+    held: dict[str, Mapping[str, object]] = {}
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                record = _record(line[:-_BEFORE_LENGTH] + b"}", measurements, held)
+                if isinstance(record, NodeRecord | JobRecord | CheckRecord):
+                    yield record
 
 
 def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:
@@ -230,11 +230,6 @@ def _out_of_place(record: Record, journal: Scan) -> Iterator[str]:
 def cut_off(why: str) -> EndRecord:
     """The end of a run that was cut short, and did not write it itself."""
     return EndRecord(ended="", seconds=0.0, pytest_status=UNKNOWN_STATUS, cut_short=why)
-
-
-def _without_samples(check: CheckRecord) -> CheckRecord:
-    """The check without its samples (gigabytes in a large run), but with a note that it had some."""
-    return replace(check, measurement={"samples": "see results.jsonl"}) if check.measurement else check
 
 
 def _with_samples(check: CheckRecord, held: dict[str, Mapping[str, object]]) -> CheckRecord:

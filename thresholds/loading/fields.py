@@ -59,17 +59,14 @@ def _rate(raw: object) -> float | str:
     return float(raw)
 
 
-def _fact(raw: object) -> str | int:
-    if isinstance(raw, bool) or not isinstance(raw, str | int):
-        raise ValueError(f"{raw!r} is no fact to recognise hardware by; write a text or a whole number")
-    return raw
-
-
 def _facts(raw: object) -> tuple[str | int, ...]:
-    found = tuple(_fact(one) for one in (raw if isinstance(raw, list) else [raw]))
+    found = raw if isinstance(raw, list) else [raw]
     if not found:
         raise ValueError("an empty list matches nothing; write a text, a whole number or a list of them")
-    return found
+    for one in found:
+        if isinstance(one, bool) or not isinstance(one, str | int):
+            raise ValueError(f"{one!r} is no fact to recognise hardware by; write a text or a whole number")
+    return tuple(found)
 
 
 def _version(text: str) -> str:

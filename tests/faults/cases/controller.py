@@ -126,7 +126,7 @@ class Controller:
 
     def pairs(self, *pairs: tuple[str, str], long: bool = False) -> Round:
         """Try these pairs at once, for a short or a long time."""
-        return self._round("long" if long else "pairs", pairs)
+        return self._round("pairs", pairs, long=long)
 
     def alone(self, *nodes: str) -> Round:
         """Try these nodes alone."""
@@ -137,8 +137,8 @@ class Controller:
         self._write({"call": "search", "seed": seed})
         return Searched(**self._read())
 
-    def _round(self, call: str, groups: Sequence[Any]) -> Round:
-        self._write({"call": call, "groups": groups})
+    def _round(self, call: str, groups: Sequence[Any], **more: object) -> Round:
+        self._write({"call": call, "groups": groups, **more})
         told = self._read()
         return Round(tuple(_trial(one) for one in told["trials"]), told["seconds"])
 
@@ -225,7 +225,7 @@ class _Calls:
     def pairs(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one round of pairs."""
         pairs = [(first, second) for first, second in order["groups"]]
-        return self._round(lambda links: links.pairs(pairs, long=order["call"] == "long"))
+        return self._round(lambda links: links.pairs(pairs, long=order["long"]))
 
     def alone(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make one round of nodes alone."""
@@ -270,17 +270,10 @@ def main(arguments: list[str]) -> None:
 
     with opened(where, "search", keep) as cluster:
         calls = _Calls(cluster, float(mbit), jobs)
-        do = {
-            "case": calls.case,
-            "pairs": calls.pairs,
-            "long": calls.pairs,
-            "alone": calls.alone,
-            "search": calls.search,
-        }
         print("{}", flush=True)
         for line in sys.stdin:
             order = json.loads(line)
-            print(json.dumps(do[order["call"]](order)), flush=True)
+            print(json.dumps(getattr(calls, order["call"])(order)), flush=True)
 
 
 if __name__ == "__main__":
