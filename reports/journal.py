@@ -172,7 +172,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
 
 
 def _record(line: bytes, measurements: bool, held: dict[str, Mapping[str, object]]) -> Record:
-    """A record; a check with its samples, which are `held` for later ones, or with a note that it has some."""
+    """A record; a check with its samples, which are `held` for later ones, or a note that it has some."""
     record = decode(line)
     if not isinstance(record, CheckRecord):
         return record

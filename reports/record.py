@@ -10,31 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator
 
 SCHEMA_VERSION = 3
 NON_FINITE = ("NaN", "Infinity", "-Infinity")  # how the journal writes numbers that JSON lacks
 
 
-class _InWords:
-    """Marks a number that the journal writes as a word where it is not finite."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> object:
-        # Imported when a journal is read, because nearly everything imports the records.
-        from pydantic import BeforeValidator  # noqa: PLC0415
-
-        return BeforeValidator(cls._number).__get_pydantic_core_schema__(source, handler)
-
-    @staticmethod
-    def _number(value: object) -> object:
-        return float(value) if isinstance(value, str) and value in NON_FINITE else value
+def _number(value: object) -> object:
+    """A number, which the journal writes as a word where it is not finite."""
+    return float(value) if isinstance(value, str) and value in NON_FINITE else value
 
 
-Number = Annotated[float, _InWords]
+Number = Annotated[float, BeforeValidator(_number)]
 
 
 class Outcome(str, Enum):

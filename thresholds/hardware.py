@@ -184,7 +184,7 @@ class Hardware:
     shared: str = ""
     auto: bool = True
     part: bool = False
-    judges_with: tuple[str, ...] = ()
+    judges_with: Sequence[str] = ()
     extends: tuple[Path, ...] = ()
     expect: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)

@@ -162,14 +162,7 @@ def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:
         return None
     first, *others = sections.family.documents
     return Hardware(
-        name=about.name,
-        about=about.about,
-        inside=about.inside or "",
-        judges=about.judges or "",
-        shared=about.shared or "",
-        auto=about.auto,
-        part=about.part,
-        judges_with=tuple(about.judges_with),
+        **{"inside": "", **about.model_dump(exclude={"extends"}, exclude_none=True)},
         extends=tuple(one.path for one in others),
         match=tables.match,
         expect=tables.expect.model_dump(exclude_none=True),
