@@ -48,10 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     two.set_defaults(run=_diff)
     many = commands.add_parser("history", help="the judged figures of many runs, oldest first")
     many.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
-    many.set_defaults(run=_history)
+    many.set_defaults(run=lambda chosen: _print(table(_begun(chosen.runs))))
     last = commands.add_parser("metrics", help="the newest verdict of every node, as a Prometheus textfile")
     last.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
-    last.set_defaults(run=_metrics)
+    last.set_defaults(run=lambda chosen: _print(metrics.lines(_begun(chosen.runs))))
     return parser
 
 
@@ -71,19 +71,10 @@ def _diff(chosen: argparse.Namespace) -> int:
     return int(found.differs)
 
 
-def _history(chosen: argparse.Namespace) -> int:
-    _print(table(_begun(chosen.runs)))
-    return 0
-
-
-def _metrics(chosen: argparse.Namespace) -> int:
-    _print(metrics.lines(_begun(chosen.runs)))
-    return 0
-
-
-def _print(lines: Iterable[str]) -> None:
+def _print(lines: Iterable[str]) -> int:
     for line in lines:
         print(clean(line))
+    return 0
 
 
 def _begun(places: Sequence[Path]) -> list[Run]:

@@ -98,7 +98,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) 
             classname=check.suite,
             name=check.name,
             element=_ELEMENTS.get(check.outcome, ""),
-            kind=junit_text.kind(check),
+            kind=check.blame[0].kind.value if check.blame else check.outcome.value,
             message=check.reason or f"{check.name} is {check.outcome.value} and gave no reason",
             body=junit_text.body(check),
             output=junit_text.output(check, report_dir),

@@ -97,11 +97,6 @@ def _labels(judgements: Sequence[Judgement]) -> list[str]:
     return labels
 
 
-def kind(check: CheckRecord) -> str:
-    """JUnit's `type`: the kind of the part to blame if there is one, else the outcome."""
-    return check.blame[0].kind.value if check.blame else check.outcome.value
-
-
 def body(check: CheckRecord) -> str:
     """Everything about a check that is not green."""
     if check.outcome is Outcome.NOT_APPLICABLE and not check.blame and not check.detail:

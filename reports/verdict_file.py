@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reports.audit import head, notes
-from reports.decision import NodeVerdict, RunVerdict, exit_status
+from reports.decision import RunVerdict, exit_status
 from reports.record import ORIGIN, CheckRecord, EndRecord, JobRecord, NodeRecord, Outcome, Record
 from reports.text import scrub, write_file
 
@@ -29,7 +29,16 @@ def text(records: Sequence[Record], verdict: RunVerdict, last: str = "") -> str:
         "run": _run(records, verdict),
         "workload": verdict.workload,
         "hardware": verdict.hardware,
-        "nodes": [_node(node) for node in verdict.nodes],
+        "nodes": [
+            {
+                "node": node.node,
+                "verdict": node.standing,
+                "reason": node.reason,
+                "checks": node.checks,
+                "hosts_line": node.host_line,
+            }
+            for node in verdict.nodes
+        ],
         "counts": {
             "nodes": verdict.counts,
             "checks": check_counts(verdict),
@@ -129,14 +138,4 @@ def _run(records: Sequence[Record], verdict: RunVerdict) -> dict[str, object]:
         # how many checks were not measured in this run, by the run that did
         "taken_over": Counter(one.properties[ORIGIN] for one in checks if ORIGIN in one.properties),
         "versions": run.versions if run else {},
-    }
-
-
-def _node(node: NodeVerdict) -> dict[str, object]:
-    return {
-        "node": node.node,
-        "verdict": node.standing,
-        "reason": node.reason,
-        "checks": node.checks,
-        "hosts_line": node.host_line,
     }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from tests.bounds import sentence
 from tests.faults.rows.catalogue import CANNOT, CATALOGUE, ROWS
 
@@ -68,12 +70,7 @@ def _read(path: Path) -> list[Result]:
     *lines, rest = path.read_text().split("\n")
     if rest:
         path.write_text("".join(f"{line}\n" for line in lines))
-    return [_result(json.loads(line)) for line in lines]
-
-
-def _result(data: dict[str, object]) -> Result:
-    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
-    return Result(**{**data, **lists})  # type: ignore[arg-type]
+    return [TypeAdapter(Result).validate_json(line) for line in lines]
 
 
 def table(results: Sequence[Result]) -> Iterator[str]:

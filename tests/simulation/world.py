@@ -73,9 +73,10 @@ class World:
 
     def alone(self, nodes: Sequence[str]) -> list[Trial]:
         """Try every node by itself."""
+        self.asked.append([(node,) for node in nodes])
         return [
             self._trial((node,), [(Route(node, node), node in self.isolated_false_bad, False)])
-            for node in self._ask(nodes)
+            for node in nodes
         ]
 
     def pairs(self, pairs: Sequence[Pair], *, long: bool = False) -> list[Trial]:
@@ -100,10 +101,6 @@ class World:
         return [
             self._trial(group, [(Route(group[0], group[-1]), self.case(group), False)]) for group in groups
         ]
-
-    def _ask(self, nodes: Sequence[str]) -> Sequence[str]:
-        self.asked.append([(node,) for node in nodes])
-        return nodes
 
     def _between(self, pair: Pair) -> list[Route]:
         one, other = pair
@@ -134,18 +131,14 @@ class World:
     def _crowded(self, pairs: Sequence[Pair]) -> set[Route]:
         """Return the routes that share the one link with too many others. Pairs take turns in direction."""
         routes = [*(Route(one, other) for one, other in pairs), *(Route(other, one) for one, other in pairs)]
-        up = [
-            [route for route in turn if self._leaves(route)]
-            for turn in (routes[: len(pairs)], routes[len(pairs) :])
-        ]
-        down = [
-            [route for route in turn if self._leaves(Route(route.destination, route.source))]
-            for turn in (routes[: len(pairs)], routes[len(pairs) :])
-        ]
-        return {route for turn in (*up, *down) if len(turn) > self.carries for route in turn}
-
-    def _leaves(self, route: Route) -> bool:
-        return route.source in self.leaf and route.destination not in self.leaf
+        crowded: set[Route] = set()
+        for turn in (routes[: len(pairs)], routes[len(pairs) :]):
+            for way in ((True, False), (False, True)):  # up from the leaf, and down to it
+                alike = [
+                    one for one in turn if (one.source in self.leaf, one.destination in self.leaf) == way
+                ]
+                crowded.update(alike if len(alike) > self.carries else ())
+        return crowded
 
     def _trial(
         self, group: tuple[str, ...], routes: Sequence[tuple[Route, bool, bool]], *, long: bool = True
