@@ -62,15 +62,13 @@ def read(here: Here, answers: Answers) -> str:
         assert near, f"topo -m was not understood: {answers.texts.get('topology')!r:.200}"
         garbled = {uuid: why for uuid, (_, unknown) in nvlink.items() if (why := unknown.get("nvlinks"))}
         assert not garbled, f"nvlink -s was not understood: {garbled}"
-    elif answers.has("amd-smi") or answers.has("rocm-smi"):
+    elif answers.has("amd-smi"):
         gpus, faults = amd_smi.parse_gpus(dict(answers.texts))
-        if not gpus and "rocm_smi" in answers.texts:
-            gpus, faults = amd_smi.parse_rocm_smi(answers.text("rocm_smi"))
         here.keep(gpus=gpus)
     elif answers.has("nvidia-smi"):
         raise AssertionError(f"nvidia-smi -q -x printed nothing: {answers.failures['log']}")
     else:
-        raise Impossible("neither nvidia-smi nor amd-smi nor rocm-smi is installed")
+        raise Impossible("neither nvidia-smi nor amd-smi is installed")
     assert gpus, "the tool describes no GPU"
     assert not faults, f"not understood: {'; '.join(faults)}"
     unknown = sorted({name for _, names in gpus for name in names})
