@@ -45,20 +45,17 @@ def tools(here: Here) -> str:
 
 
 def read(here: Here, answers: Answers) -> str:
-    """Read them; a GPU that is not understood, or not alike in two answers, is red."""
+    """Read them; a GPU that is not understood is red."""
     for name, text in answers.texts.items():
         (here.place / f"{name}.txt").write_text(text, encoding="utf-8")
     here.keep(failures=dict(answers.failures))
     if "log" in answers.texts:
         about, gpus = nvidia_smi.parse_log(answers.text("log"))
-        rows, faults = nvidia_smi.parse_rows(answers.text("rows"))
-        faults += [str(about["fault"])] if "fault" in about else []
+        faults = [str(about["fault"])] if "fault" in about else []
         nvlink = links.parse_nvlink(answers.texts.get("nvlink", ""))
         near = links.parse_topology(answers.texts.get("topology", ""))
-        here.keep(about=about, gpus=gpus, rows=rows, nvlink=nvlink, topology=near)
-        told, again = ([one.get("uuid") for one, _ in gpus_of] for gpus_of in (gpus, rows))
+        here.keep(about=about, gpus=gpus, nvlink=nvlink, topology=near)
         assert not faults, f"not understood: {'; '.join(faults)}"
-        assert told == again, f"two answers tell of other GPUs: {told} and {again}"
         assert near, f"topo -m was not understood: {answers.texts.get('topology')!r:.200}"
         garbled = {uuid: why for uuid, (_, unknown) in nvlink.items() if (why := unknown.get("nvlinks"))}
         assert not garbled, f"nvlink -s was not understood: {garbled}"

@@ -38,7 +38,7 @@ def looked(point: Callable[[Here], str], place: Path, device: str = "cpu") -> Sa
 def texts(tmp_path: Path) -> dict[str, str]:
     """What nvidia-smi of eight H100 printed."""
     write_node(tmp_path / "node")
-    names = ("log", "rows", "nvlink", "topology")
+    names = ("log", "nvlink", "topology")
     return {name: (tmp_path / "node" / "answers" / name).read_text() for name in names}
 
 
@@ -56,7 +56,6 @@ def test_recorded_answers_are_read_and_kept(here: Here, texts: dict[str, str]) -
     ("name", "spoil", "words"),
     [
         ("log", lambda text: text[: len(text) // 2], "not understood"),
-        ("rows", lambda text: text.partition("\n")[2], "two answers tell of other GPUs"),
         ("topology", lambda text: "", "topo -m was not understood"),
         ("nvlink", lambda text: text.replace("GB/s", "furlongs"), "nvlink -s was not understood"),
     ],
@@ -71,7 +70,7 @@ def test_an_answer_that_is_not_understood_is_red(
 def test_a_tool_that_fails_is_red_and_none_is_not_possible(here: Here) -> None:
     with pytest.raises(Impossible, match="neither nvidia-smi nor amd-smi"):
         points.read(here, answers({}))
-    failed = Answers({}, {**answers({}).failures, "log": "status 9", "rows": "status 9"})
+    failed = Answers({}, {**answers({}).failures, "log": "status 9"})
     with pytest.raises(AssertionError, match="printed nothing: status 9"):
         points.read(here, failed)
 
