@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.node import accelerators
 from fixtures.node.inventory import read
 from fixtures.ranks.steps import Context, step
 
@@ -14,4 +13,4 @@ def inventory(ctx: Context) -> dict[str, Any]:
     """Read the node again, as its supervisor did before any load; its first rank reads for all."""
     if ctx.local_ranks[ctx.rank]:
         return {}
-    return {"inventory": read(deadline_s=accelerators.DEADLINE_S)}
+    return {"inventory": read()}
