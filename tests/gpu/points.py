@@ -60,7 +60,7 @@ def read(here: Here, answers: Answers) -> str:
         garbled = {uuid: why for uuid, (_, unknown) in nvlink.items() if (why := unknown.get("nvlinks"))}
         assert not garbled, f"nvlink -s was not understood: {garbled}"
     elif answers.has("amd-smi"):
-        gpus, faults = amd_smi.parse_gpus(dict(answers.texts))
+        gpus, faults = amd_smi.parse_gpus(answers)
         here.keep(gpus=gpus)
     elif answers.has("nvidia-smi"):
         raise AssertionError(f"nvidia-smi -q -x printed nothing: {answers.failures['log']}")
