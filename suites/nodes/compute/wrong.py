@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fixtures.ranks.exact.compare import WINDOW
+from fixtures.ranks.exact.compare import WINDOW, flipped_bit, hexadecimal
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.parity import bits
@@ -28,8 +28,7 @@ def unlike(
     if torch.equal(seen, wanted):
         return None
     places = torch.nonzero(seen != wanted).flatten()
-    first, width = int(places[0]), 8 * found.element_size()
-    values = [int(one[first]) & ((1 << width) - 1) for one in (seen, wanted)]
+    first, sample = int(places[0]), places[:WINDOW]
     return {
         "rank": ctx.rank,
         "source_rank": ctx.rank,
@@ -39,18 +38,7 @@ def unlike(
         "iteration": iteration,
         "first_offset": start + first,
         "count": places.numel(),
-        "found": f"0x{values[0]:0{width // 4}x}",
-        "expected": f"0x{values[1]:0{width // 4}x}",
-        "looks_like": _looks_like(seen, wanted, places),
+        "found": hexadecimal(seen[first]),
+        "expected": hexadecimal(wanted[first]),
+        "looks_like": flipped_bit(seen[sample], wanted[sample], places.numel()),
     }
-
-
-def _looks_like(seen: torch.Tensor, wanted: torch.Tensor, places: torch.Tensor) -> str:
-    """Name the bit, if the first of the wrong elements all differ in the same one."""
-    sample = places[:WINDOW]
-    differences = torch.unique(seen[sample] ^ wanted[sample]).tolist()
-    number = int(differences[0]) & ((1 << 8 * seen.element_size()) - 1)
-    if len(differences) != 1 or bin(number).count("1") != 1:
-        return ""
-    where = f"bit {number.bit_length() - 1} flipped"
-    return where if places.numel() == 1 else f"{where} in {places.numel()} elements"
