@@ -15,7 +15,6 @@ from suites.nodes.compute import matmul as products
 from suites.nodes.compute import memory as arrays
 from suites.nodes.compute import repeats as again
 from suites.nodes.compute import training as trained
-from suites.nodes.compute.identity import kind_of
 
 
 @step
@@ -33,15 +32,13 @@ def present(ctx: Context) -> dict[str, Any]:
 @step
 def matmul(ctx: Context, *, dtype: str) -> dict[str, Any]:
     """Time large products in one dtype, and compare others with their closed form."""
-    series, wrong = products.measured(ctx, dtype)
-    return {"series": series, "wrong": wrong}
+    return products.measured(ctx, dtype)
 
 
 @step
 def memory(ctx: Context) -> dict[str, Any]:
     """Time copy and triad in the device's memory, and compare what they left there."""
-    series, wrong = arrays.bandwidth(ctx)
-    return {"series": series, "wrong": wrong}
+    return arrays.bandwidth(ctx)
 
 
 @step
@@ -90,14 +87,13 @@ def peer_links(ctx: Context) -> dict[str, Any]:
 @step
 def repeatability(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
     """Run the same kernels `repeats` times, by kind of device, and compare every bit of every result."""
-    return {**again.repeated(ctx, repeats[ctx.device.type]), "kind": kind_of(ctx.device)}
+    return again.repeated(ctx, repeats[ctx.device.type])
 
 
 @step
 def overlap(ctx: Context, *, repeats: int) -> dict[str, Any]:
     """Multiply while an all_reduce runs: both must be right; report how long they take together."""
-    series, wrong = together.measured(ctx, repeats)
-    return {"series": series, "wrong": wrong}
+    return together.measured(ctx, repeats)
 
 
 @step
@@ -115,12 +111,8 @@ def training(ctx: Context, *, sizes: dict[str, dict[str, int]], steps: int) -> d
 @step
 def probe(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
     """Multiply, copy and repeat for a moment, so that a node can be compared with others of its kind."""
-    multiplied, wrong = products.measured(ctx, products.half(ctx.device), brief=True)
-    copied, spoiled = arrays.bandwidth(ctx, brief=True)
+    multiplied = products.measured(ctx, products.half(ctx.device), brief=True)
+    copied = arrays.bandwidth(ctx, brief=True)
     same = again.repeated(ctx, repeats[ctx.device.type])
-    return {
-        "series": multiplied + copied,
-        "digests": same["digests"],
-        "kind": kind_of(ctx.device),
-        "wrong": (wrong + spoiled + same["wrong"])[:MOST_REPORTED],
-    }
+    wrong = multiplied["wrong"] + copied["wrong"] + same["wrong"]
+    return {**same, "series": multiplied["series"] + copied["series"], "wrong": wrong[:MOST_REPORTED]}

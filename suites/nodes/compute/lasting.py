@@ -29,7 +29,8 @@ def measured(ctx: Context, seconds: float) -> list[Series]:
     """Multiply for `seconds`, in windows of equally many products; all devices at once."""
     kind = ctx.device.type
     product = Product(half(ctx.device), *normal(SIDE[kind], ctx.device, ctx.seed))
-    count = _products(ctx, product, WINDOW_S[kind])
+    _window(ctx, product, 1)  # loads what products need
+    count = max(round(WINDOW_S[kind] / _window(ctx, product, 4) * 4), 1)
     windows: list[float] = []
     timing.barrier(ctx)
     ctx.progress.phase("slope")
@@ -40,12 +41,6 @@ def measured(ctx: Context, seconds: float) -> list[Series]:
     timing.barrier(ctx)
     series = figure("slope", f"{half(ctx.device)} products for {seconds:g} s", slope(windows), len(windows))
     return [{**series, "windows": windows, "products": count}]
-
-
-def _products(ctx: Context, product: Product, window_s: float) -> int:
-    """How many products fill a window, once the first has loaded what it needs."""
-    _window(ctx, product, 1)
-    return max(round(window_s / _window(ctx, product, 4) * 4), 1)
 
 
 def _window(ctx: Context, product: Product, count: int) -> float:

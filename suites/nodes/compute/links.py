@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context, Unsupported
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, Timed, timed
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, timed
 from suites.nodes.compute.wrong import Corruption, unlike
 
 HOST_BYTES = 256 << 20
@@ -33,15 +35,12 @@ def host(ctx: Context, near: torch.Tensor, far: torch.Tensor) -> tuple[list[Seri
     near.copy_(payload)
     far.zero_()
     size_bytes = float(near.numel() * _WORD_BYTES)
-    series = timed(
-        ctx, Timed("host_to_device", "pinned", size_bytes), lambda: far.copy_(near, non_blocking=True)
-    )
+    there, back = partial(far.copy_, near, non_blocking=True), partial(near.copy_, far, non_blocking=True)
+    series = timed(ctx, there, "host_to_device", "pinned", amount=size_bytes)
     timing.complete(ctx)
     keep(wrong, unlike(ctx, "host to device", far, payload.to(far.device), 0))
     near.zero_()
-    series += timed(
-        ctx, Timed("device_to_host", "pinned", size_bytes), lambda: near.copy_(far, non_blocking=True)
-    )
+    series += timed(ctx, back, "device_to_host", "pinned", amount=size_bytes)
     timing.complete(ctx)
     keep(wrong, unlike(ctx, "device to host", near, payload, 0))
     return series, wrong
@@ -56,36 +55,23 @@ def peers(
     """
     pairs, wrong = [], list[Corruption]()
     buffers = [torch.empty(size_bytes // _WORD_BYTES, dtype=torch.int64, device=one) for one in devices]
-    for source in range(len(devices)):
-        for target in range(len(devices)):
-            if source != target:
-                ctx.progress.phase(f"peer {source} to {target}")
-                pairs.append(_pair(ctx, devices, buffers, (source, target), wrong))
+    for source, target in itertools.permutations(range(len(devices)), 2):
+        ctx.progress.phase(f"peer {source} to {target}")
+        sent, received, kind = buffers[source], buffers[target], devices[source].type
+        payload = _payload(ctx, source, sent)
+        sent.copy_(payload)
+        received.zero_()
+        at_source = replace(ctx, device=devices[source], alone=True)
+        timing.complete(replace(ctx, device=devices[target]))
+        kernel = timing.Kernel(partial(received.copy_, sent, non_blocking=True))
+        samples = timing.measure(at_source, kernel, ITERATIONS[kind], BUDGET_S[kind], f"{source} to {target}")
+        timing.complete(at_source)
+        found = unlike(ctx, f"copy from device {source}", received, payload.to(devices[target]), 0)
+        if found is not None:
+            keep(wrong, {**found, "rank": target, "source_rank": source})
+        amount = float(sent.numel() * _WORD_BYTES)
+        pairs.append({"from": source, "to": target, "amount": amount, "seconds": samples.seconds})
     return pairs, wrong
-
-
-def _pair(
-    ctx: Context,
-    devices: Sequence[torch.device],
-    buffers: Sequence[torch.Tensor],
-    pair: tuple[int, int],
-    wrong: list[Corruption],
-) -> dict[str, Any]:
-    source, target = pair
-    payload = _payload(ctx, source, buffers[source])
-    buffers[source].copy_(payload)
-    buffers[target].zero_()
-    at_source = replace(ctx, device=devices[source], alone=True)
-    timing.complete(replace(ctx, device=devices[target]))
-    kernel = timing.Kernel(lambda: buffers[target].copy_(buffers[source], non_blocking=True))
-    kind = devices[source].type
-    samples = timing.measure(at_source, kernel, ITERATIONS[kind], BUDGET_S[kind], f"{source} to {target}")
-    timing.complete(at_source)
-    found = unlike(ctx, f"copy from device {source}", buffers[target], payload.to(devices[target]), 0)
-    if found is not None:
-        keep(wrong, {**found, "rank": target, "source_rank": source})
-    size_bytes = buffers[source].numel() * _WORD_BYTES
-    return {"from": source, "to": target, "amount": float(size_bytes), "seconds": samples.seconds}
 
 
 def touch(devices: Sequence[torch.device]) -> None:

@@ -8,14 +8,14 @@ which devices add, holds exactly in any order; a sum of 2^k (equal) terms, the d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context, Unsupported
-from suites.nodes.compute.series import Series, Timed, timed
+from fixtures.ranks.study.parity import fp32_products
+from suites.nodes.compute.series import timed
 from suites.nodes.compute.wrong import Corruption, unlike
 
 DTYPES = {
@@ -35,17 +35,16 @@ _WITH_FP8 = (8, 9)
 _CHECKS = 3
 
 
-def measured(ctx: Context, dtype: str, brief: bool = False) -> tuple[list[Series], list[Corruption]]:
+def measured(ctx: Context, dtype: str, brief: bool = False) -> dict[str, Any]:
     """Give the series and the corruption of one dtype."""
     refuse(dtype, ctx.device)
     side = side_for(dtype, ctx.device)
-    with precision(dtype):
+    with fp32_products("high" if dtype == "tf32" else "highest"):  # "high" is tf32
         product = Product(dtype, *normal(side, ctx.device, ctx.seed))
-        about = Timed("tflops", f"{dtype} {side} x {side} x {side}", 2.0 * side**3, brief)
-        series = timed(ctx, about, product.run)
+        what = f"{dtype} {side} x {side} x {side}"
+        series = timed(ctx, product.run, "tflops", what, amount=2.0 * side**3, brief=brief)
         ctx.progress.phase("check")
-        wrong = check(ctx, dtype, side)
-    return series, wrong
+        return {"series": series, "wrong": check(ctx, dtype, side)}
 
 
 def refuse(dtype: str, device: torch.device) -> None:
@@ -81,17 +80,6 @@ def side_for(dtype: str, device: torch.device) -> int:
         while 3 * side * side * 4 > free / 2:
             side //= 2
     return side
-
-
-@contextmanager
-def precision(dtype: str) -> Iterator[None]:
-    """Multiply fp32 in full or, for tf32, as a tensor core does."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Product:

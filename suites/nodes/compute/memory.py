@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from fixtures.node.facts import parse_meminfo
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
-from suites.nodes.compute.series import Series, Timed, timed
+from suites.nodes.compute.series import timed
 from suites.nodes.compute.wrong import Corruption, unlike
 
 ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # larger than the caches of a core, and of any GPU
@@ -33,20 +34,20 @@ _LEFT_SHARE, _LEFT_BYTES = 0.02, 512 << 20  # of a GPU's: for its libraries
 _CPU_SHARE = 16
 
 
-def bandwidth(ctx: Context, brief: bool = False) -> tuple[list[Series], list[Corruption]]:
+def bandwidth(ctx: Context, brief: bool = False) -> dict[str, Any]:
     """Time both kernels, and compare what each left in memory."""
     count = ARRAY_BYTES[ctx.device.type] // 4
     a = torch.empty(count, dtype=torch.float32, device=ctx.device)
     b, c = (_numbers(0, count, period, ctx.device) for period in (_B_PERIOD, _C_PERIOD))
     wrong: list[Corruption] = []
     a.fill_(torch.nan)
-    series = timed(ctx, Timed("copy", "a = b", 2.0 * 4 * count, brief), lambda: a.copy_(b))
+    series = timed(ctx, lambda: a.copy_(b), "copy", "a = b", amount=2.0 * 4 * count, brief=brief)
     keep(wrong, _compare(ctx, "copy", a, 0))
     a.fill_(torch.nan)
-    about = Timed("triad", "a = b + 3 c", 3.0 * 4 * count, brief)
-    series += timed(ctx, about, lambda: torch.add(b, c, alpha=_FACTOR, out=a))
+    add = partial(torch.add, b, c, alpha=_FACTOR, out=a)
+    series += timed(ctx, add, "triad", "a = b + 3 c", amount=3.0 * 4 * count, brief=brief)
     keep(wrong, _compare(ctx, "triad", a, _FACTOR))
-    return series, wrong
+    return {"series": series, "wrong": wrong}
 
 
 def _numbers(start: int, count: int, period: int, device: torch.device) -> torch.Tensor:

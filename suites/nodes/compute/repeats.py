@@ -19,6 +19,7 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Block, repeatable, seeded
+from suites.nodes.compute.identity import kind_of
 from suites.nodes.compute.wrong import Corruption, unlike
 
 MOST_KINDS = 4
@@ -65,7 +66,7 @@ def _block(block: Block, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def repeated(ctx: Context, repeats: int) -> dict[str, Any]:
-    """Run every kernel `repeats` times: give what differed, and the digest of what did not."""
+    """Run every kernel `repeats` times: what differed, the digest of what did not, and on which device."""
     wrong: list[Corruption] = []
     digests: dict[str, dict[str, Any]] = {}
     for name, run in kernels(ctx.device, ctx.seed).items():
@@ -81,7 +82,7 @@ def repeated(ctx: Context, repeats: int) -> dict[str, Any]:
             "alike": len(right.repeats),
             "elements": right.result.numel(),
         }
-    return {"wrong": wrong, "digests": digests}
+    return {"wrong": wrong, "digests": digests, "kind": kind_of(ctx.device)}
 
 
 def _kinds(ctx: Context, run: Run, repeats: int) -> list[Kind]:

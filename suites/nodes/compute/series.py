@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from fixtures.ranks import timing
@@ -20,41 +20,39 @@ BUDGET_S = {"cpu": 0.1, "cuda": 2.0}
 Series = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Timed:
-    """What is timed: `amount` operations or bytes. With `brief` only the median is needed."""
+def timed(
+    ctx: Context, run: Callable[[], object], metric: str, what: str, *, amount: float, brief: bool = False
+) -> list[Series]:
+    """Time `run`, of `amount` operations or bytes, with all devices at work and then with this one alone.
 
-    metric: str
-    what: str
-    amount: float
-    brief: bool = False
+    With `brief` only the median is needed.
+    """
+    kind = ctx.device.type
+    most, budget_s = (ITERATIONS, BUDGET_S) if brief else (LONG, LONG_S)
 
+    def measured(ctx: Context, load: str) -> Series:
+        samples = timing.measure(ctx, timing.Kernel(run), most[kind], budget_s[kind], what[:20])
+        return {
+            "metric": metric,
+            "what": what,
+            "load": load,
+            "amount": amount,
+            "seconds": samples.seconds,
+            "warmup": samples.warmup,
+            "waited": samples.waited,
+        }
 
-def timed(ctx: Context, about: Timed, run: Callable[[], object]) -> list[Series]:
-    """Time `run` with all devices at work and then with this one alone."""
-    found = [_series(about, "all at once", _measure(ctx, about, run))]
+    found = [measured(ctx, "all at once")]
     if ctx.size > 1:
-        alone = timing.in_turn(ctx, lambda one: _measure(one, about, run))
-        found.append(_series(about, "alone", alone))
+        found.append(timing.in_turn(ctx, lambda alone: measured(alone, "alone")))
     return found
 
 
-def _measure(ctx: Context, about: Timed, run: Callable[[], object]) -> timing.Samples:
+def median_s(ctx: Context, run: Callable[[], object], label: str) -> float:
+    """Give the median seconds of `run`, with all devices at work."""
     kind = ctx.device.type
-    most, budget_s = (ITERATIONS, BUDGET_S) if about.brief else (LONG, LONG_S)
-    return timing.measure(ctx, timing.Kernel(run), most[kind], budget_s[kind], about.what[:20])
-
-
-def _series(about: Timed, load: str, samples: timing.Samples) -> Series:
-    return {
-        "metric": about.metric,
-        "what": about.what,
-        "load": load,
-        "amount": about.amount,
-        "seconds": samples.seconds,
-        "warmup": samples.warmup,
-        "waited": samples.waited,
-    }
+    samples = timing.measure(ctx, timing.Kernel(run), ITERATIONS[kind], BUDGET_S[kind], label)
+    return statistics.median(samples.seconds)
 
 
 def figure(metric: str, what: str, value: float, samples: int, load: str = "all at once") -> Series:

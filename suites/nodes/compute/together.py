@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.overlap import hidden_share
 from suites.nodes.compute.matmul import Product, half, normal
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
+from suites.nodes.compute.series import ITERATIONS, figure, median_s
 from suites.nodes.compute.wrong import Corruption, unlike
 
 SIDE = {"cpu": 128, "cuda": 8192}
@@ -25,11 +24,10 @@ _MOST_PRODUCTS = 1000
 
 
 class Both:
-    """An all_reduce of an exact payload, and enough products to take about as long."""
+    """An all_reduce of an exact payload, and `products` products beside it."""
 
     def __init__(self, ctx: Context) -> None:
         kind = ctx.device.type
-        self._ctx = ctx
         self.product = Product(half(ctx.device), *normal(SIDE[kind], ctx.device, ctx.seed))
         size_bytes = REDUCED_BYTES[kind]
         self.exchange = Collective(ctx, "all_reduce", _FORM, "sum", size_bytes // 4, size_bytes=size_bytes)
@@ -40,51 +38,37 @@ class Both:
         for _ in range(self.products):
             self.product.run()
 
-    def communicate(self, i: int) -> Any:  # noqa: ANN401 - torch's work
+    def reduce(self, i: int) -> Any:  # noqa: ANN401 - torch's work
         """Begin the all_reduce; on a GPU it runs on a stream of its own."""
         return dist.all_reduce(self.exchange.output(i), async_op=True)
 
     def at_once(self, i: int) -> None:
         """Multiply while it runs."""
-        work = self.communicate(i)
+        work = self.reduce(i)
         self.compute()
         work.wait()
 
-    def balance(self) -> None:
-        """Take as many products as last as long as the all_reduce, the same on every rank."""
-        reduce_s, product_s = self.seconds(self._reduce), self.seconds(self.compute)
-        wanted = timing.agree(self._ctx, reduce_s) / max(timing.agree(self._ctx, product_s), 1e-6)
-        self.products = min(max(round(wanted), 1), _MOST_PRODUCTS)
 
-    def seconds(self, run: Callable[[], object]) -> float:
-        """The median seconds of something."""
-        kind = self._ctx.device.type
-        samples = timing.measure(self._ctx, timing.Kernel(run), ITERATIONS[kind], BUDGET_S[kind], "together")
-        return statistics.median(samples.seconds)
-
-    def _reduce(self) -> None:
-        self.communicate(0).wait()
-
-    def times(self) -> tuple[float, float, float]:
-        """The seconds of computing, of communicating and of both at once."""
-        self.balance()
-        return (
-            self.seconds(self.compute),
-            self.seconds(self._reduce),
-            self.seconds(lambda: self.at_once(0)),
-        )
-
-
-def measured(ctx: Context, repeats: int) -> tuple[list[Series], list[Corruption]]:
+def measured(ctx: Context, repeats: int) -> dict[str, Any]:
     """Check both while they run together, then time them apart and together."""
     both = Both(ctx)
     wrong = _checked(ctx, both, repeats)
-    compute_s, communicate_s, both_s = both.times()
+
+    def seconds(run: Callable[[], object]) -> float:
+        return median_s(ctx, run, "together")
+
+    reduce_s = timing.agree(ctx, seconds(lambda: both.reduce(0).wait()))
+    product_s = timing.agree(ctx, seconds(both.compute))
+    both.products = min(max(round(reduce_s / max(product_s, 1e-6)), 1), _MOST_PRODUCTS)
+    compute_s = seconds(both.compute)
+    communicate_s = seconds(lambda: both.reduce(0).wait())
+    both_s = seconds(lambda: both.at_once(0))
     hidden = hidden_share(compute_s, communicate_s, both_s)
     slowdown = both_s / max(compute_s, communicate_s) - 1.0
     samples = ITERATIONS[ctx.device.type]
     what = f"{both.products} products beside an all_reduce"
-    return [figure("overlap", what, hidden, samples), figure("slowdown", what, slowdown, samples)], wrong
+    series = [figure("overlap", what, hidden, samples), figure("slowdown", what, slowdown, samples)]
+    return {"series": series, "wrong": wrong}
 
 
 def _checked(ctx: Context, both: Both, repeats: int) -> list[Corruption]:

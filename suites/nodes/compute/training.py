@@ -19,7 +19,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Llama, loss, seeded, tokens
 from suites.nodes.compute.matmul import DTYPES, Product, half, normal, side_for
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, figure
+from suites.nodes.compute.series import BUDGET_S, figure, median_s
 
 STEP = 0.1  # the length of a step of all weights together, which lowers the loss of small and large models
 Size = Mapping[str, int]
@@ -32,8 +32,10 @@ def flops_per_token(parameters: int, layers: int, width: int, length: int) -> fl
 
 def measured(ctx: Context, size: Size, steps: int) -> dict[str, Any]:
     """Train so many steps, each timed: losses and figures."""
-    model, parameters = _model(ctx, size)
-    weights = list(model.parameters())
+    with seeded(ctx.seed):
+        heads, width = size["heads"], size["width"]
+        model = Llama(size["vocab"], width, size["layers"], heads, heads, size["hidden"])
+    weights = list(model.to(ctx.device).parameters())
     batch = tokens(ctx.seed, size["batch"], size["length"] + 1, size["vocab"]).to(ctx.device)
     losses: list[torch.Tensor] = []
 
@@ -47,16 +49,19 @@ def measured(ctx: Context, size: Size, steps: int) -> dict[str, Any]:
 
     # Each step changes the model, so warming up is training too: all losses count.
     samples = timing.measure(ctx, timing.Kernel(train), steps, 4 * BUDGET_S[ctx.device.type], "training")
-    per_step = (
-        size["batch"]
-        * size["length"]
-        * flops_per_token(parameters, size["layers"], size["width"], size["length"])
-    )
     seconds = statistics.median(samples.seconds)
-    return {
-        "losses": [float(one) for one in losses],
-        "series": _series(ctx, size, parameters, (per_step, seconds, len(samples.seconds))),
+    parameters, count = sum(one.numel() for one in weights), size["batch"] * size["length"]
+    operations = count * flops_per_token(parameters, size["layers"], width, size["length"])
+    peak = _peak(ctx)
+    said = {
+        "mfu": operations / seconds / peak,
+        "model_tflops": operations / seconds / 1e12,
+        "tokens_per_s": count / seconds,
+        "peak_tflops": peak / 1e12,
     }
+    what = f"{parameters} parameters, {size['batch']} x {size['length']} tokens"
+    series = [figure(name, what, value, len(samples.seconds)) for name, value in said.items()]
+    return {"losses": [float(one) for one in losses], "series": series}
 
 
 @torch.no_grad()
@@ -68,27 +73,6 @@ def descend(weights: Sequence[torch.Tensor]) -> None:
     torch._foreach_sub_(list(weights), gradients)
 
 
-def _series(ctx: Context, size: Size, parameters: int, step: tuple[float, float, int]) -> list[Series]:
-    operations, seconds, samples = step
-    peak = _peak(ctx)
-    what = f"{parameters} parameters, {size['batch']} x {size['length']} tokens"
-    said = {
-        "mfu": operations / seconds / peak,
-        "model_tflops": operations / seconds / 1e12,
-        "tokens_per_s": size["batch"] * size["length"] / seconds,
-        "peak_tflops": peak / 1e12,
-    }
-    return [figure(name, what, value, samples) for name, value in said.items()]
-
-
-def _model(ctx: Context, size: Size) -> tuple[Llama, int]:
-    with seeded(ctx.seed):
-        heads, width = size["heads"], size["width"]
-        model = Llama(size["vocab"], width, size["layers"], heads, heads, size["hidden"])
-    model = model.to(ctx.device)
-    return model, sum(one.numel() for one in model.parameters())
-
-
 def _precision(ctx: Context) -> AbstractContextManager[Any]:
     """Mixed precision on a GPU: in bf16 where the device has it."""
     if ctx.device.type == "cpu":
@@ -98,9 +82,7 @@ def _precision(ctx: Context) -> AbstractContextManager[Any]:
 
 def _peak(ctx: Context) -> float:
     """Operations per second of a large product, on all devices at once."""
-    kind = ctx.device.type
     dtype = half(ctx.device)
     side = side_for(dtype, ctx.device)
     product = Product(dtype, *normal(side, ctx.device, ctx.seed))
-    samples = timing.measure(ctx, timing.Kernel(product.run), ITERATIONS[kind], BUDGET_S[kind], "peak")
-    return 2.0 * side**3 / statistics.median(samples.seconds)
+    return 2.0 * side**3 / median_s(ctx, product.run, "peak")
