@@ -7,7 +7,7 @@ import pytest
 from fixtures.transport import bundle
 
 PATH = "suites/selfcheck/plant.py"
-PLANTING = '_FAULTS[plant["kind"]] if plant["rank"] == ctx.rank else _nothing'
+PLANTING = '_FAULTS[plant["kind"]] if plant["rank"] == ctx.rank else _HEALTHY'
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -19,6 +19,6 @@ def pytest_configure(config: pytest.Config) -> None:
         sources = honest()
         if PLANTING not in sources[PATH]:
             raise RuntimeError("there is nothing to make deaf")
-        return {**sources, PATH: sources[PATH].replace(PLANTING, "_nothing")}
+        return {**sources, PATH: sources[PATH].replace(PLANTING, "_HEALTHY")}
 
     bundle.files = deaf
