@@ -146,7 +146,7 @@ def test_an_order_for_another_step_plants_nothing(
     parameters = {"size": 1, **({"plant": FLIP} if planted else {})}
     order = Case("1", 1, "probe.honest", parameters, 20.0, 0.0, "1/1", (0,), ("a",), (0,))
     told: list[Told] = []
-    worker.answer(order, OneWorld(0), ProgressFile(tmp_path / "progress"), told.append, worker.Steps())
+    worker.answer(order, OneWorld(0), ProgressFile(tmp_path / "progress"), told.append)
     assert type(told[-1]) is (Raised if planted else Answer)
     assert seen == ([] if planted else [True])
 
