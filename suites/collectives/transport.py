@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -160,15 +161,7 @@ def expand(pattern: str, hostname: str | None = None, pid: int | None = None) ->
     """Expand %h, %p and %% as NCCL does (NVIDIA/nccl src/debug.cc): the host name ends at its first dot."""
     host = (hostname or socket.gethostname()).split(".", 1)[0]
     values = {"%": "%", "h": host, "p": str(pid or os.getpid())}
-    first, *rest = pattern.split("%")
-    parts = [first]
-    while rest:
-        part = rest.pop(0)
-        if not part and rest:  # "%%": the next part follows a literal per cent sign
-            parts.append("%" + rest.pop(0))
-        else:
-            parts.append(values[part[0]] + part[1:] if part[:1] in ("h", "p") else "%" + part)
-    return "".join(parts)
+    return re.sub("%([%hp])", lambda found: values[found[1]], pattern)
 
 
 def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
