@@ -12,7 +12,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, overlap
 from fixtures.ranks.study.calibrated import Pace
 from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Run
-from fixtures.ranks.study.overlap import Action, beside_one_by_one, stage_for, uneven
+from fixtures.ranks.study.overlap import Action, in_turn, stage_for, uneven
 from fixtures.ranks.study.pattern import Move
 from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
@@ -129,7 +129,7 @@ def hiding(ctx: Context, block: torch.Tensor) -> dict[str, float]:
         for seconds, _ in zip(lengths, visits(block, rank, size), strict=True):
             pace.spend(seconds)
 
-    return beside_one_by_one(ctx, (compute, one_by_one, both), overlap.ROUNDS)
+    return in_turn(ctx, (compute, one_by_one, both), overlap.ROUNDS, one_by_one=True)
 
 
 def passing(what: int) -> Callable[[Call], None]:

@@ -24,7 +24,7 @@ from fixtures.ranks.study import overlap, parity
 from fixtures.ranks.study.calibrated import Pace
 from fixtures.ranks.study.deliveries import digest_of
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.overlap import beside_one_by_one, in_turn, stage_for, uneven
+from fixtures.ranks.study.overlap import in_turn, stage_for, uneven
 from fixtures.ranks.study.traffic import Traffic, count_traffic
 
 _WARM_UP = 3  # DDP rebuilds its buckets after the first iteration
@@ -151,7 +151,7 @@ class Backward:
                     dist.all_reduce(buffer)
 
         runs = partial(self.run, exchange=False), one_by_one, self.run
-        return beside_one_by_one(self.ctx, runs, overlap.ROUNDS, self._keep)
+        return in_turn(self.ctx, runs, overlap.ROUNDS, self._keep, one_by_one=True)
 
     def figures_at_the_end(self, stage_s: float) -> dict[str, float]:
         """Time backward alone, the exchange of the same buckets alone, and DDP, in turn."""
