@@ -11,7 +11,7 @@ import torch
 
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study import parity
-from fixtures.ranks.study.driver import EXACT, References, compared, run_once
+from fixtures.ranks.study.driver import EXACT, compared, run_once
 from suites.expert.parity import decided
 from suites.expert.routing import top_k
 from suites.mesh.moe.grid import on_grid
@@ -58,7 +58,7 @@ def test_sixteen_ranks_use_all_lines_and_train_as_one() -> None:
         task = Task(ctx.rank, combined(ctx.size), dims, ctx=ctx)
         with on_grid(ctx, task.axes) as grid:
             technique = Mixture(task, grid, plain)
-            entries = compared(technique, EXACT, run_once(technique, EXACT), References(technique))
+            entries = compared(technique, EXACT, run_once(technique, EXACT), technique.reference)
             return [line.name for line in grid.used], max(entry["error"] for entry in entries)
 
     for used, worst in run_world(16, errors):
