@@ -89,10 +89,6 @@ def _post(call: Any, message: torch.Tensor, partner: int) -> list[Any]:  # noqa:
     return list(dist.batch_isend_irecv([dist.P2POp(call, message, partner)]))
 
 
-def _over(messages: torch.Tensor, laps: int) -> list[torch.Tensor]:
-    return list(messages) * laps
-
-
 def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None:
     """Send all messages, each with its payload, without a pause."""
     for number, message in enumerate(messages):
@@ -100,7 +96,7 @@ def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None
         message.copy_(moved_by(_FORM, ctx.seed, ctx.rank, number, start=0, count=count, device=ctx.device))
     timing.complete(ctx)
     timing.barrier(ctx)
-    posted = [_post(dist.isend, message, partner) for message in _over(messages, laps)]
+    posted = [_post(dist.isend, message, partner) for message in list(messages) * laps]
     for number, works in enumerate(posted, 1):
         for work in works:
             work.wait()
@@ -113,7 +109,7 @@ def _send(ctx: Context, messages: torch.Tensor, partner: int, laps: int) -> None
 def _receive(ctx: Context, messages: torch.Tensor, partner: int, lead: int, laps: int) -> dict[str, Any]:
     poison(messages)
     arrivals = _on_device if ctx.device.type == "cuda" else _on_host
-    ready, began, seconds = arrivals(ctx, _over(messages, laps), partner, lead)
+    ready, began, seconds = arrivals(ctx, list(messages) * laps, partner, lead)
     return {"source": partner, "began": began, "lead_s": began - ready, "seconds": seconds}
 
 

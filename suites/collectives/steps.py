@@ -28,11 +28,13 @@ from fixtures.ranks.collectives.shapes import count_for
 from fixtures.ranks.exact.compare import examine, keep
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.steps import Context, step
+from fixtures.ranks.study.dealt import Dealt
 from suites.collectives import link_probe
-from suites.collectives import pairs as two_by_two
 from suites.collectives import transport as ports
 
 _TRANSPORT_DTYPE = "int32"
+_WORD_BYTES = 8
+Round = Sequence[Sequence[str]]  # the two nodes of each pair
 
 
 @step
@@ -151,10 +153,26 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
 
 @step
 def pairs(
-    ctx: Context, *, size_bytes: int, rounds: list[list[list[str]]], iterations: int, budget_s: float
+    ctx: Context, *, size_bytes: int, rounds: Sequence[Round], iterations: int, budget_s: float
 ) -> dict[str, Any]:
-    """Exchange with one node after another, and compare what arrived."""
-    found, wrong = two_by_two.measured(ctx, size_bytes, rounds, iterations, budget_s)
+    """Exchange `size_bytes` each way between ranks of one local index, in all pairs of a round at once.
+
+    In an all_reduce every node waits for the slowest, and nothing shows which that is. Here a slow node is
+    slow in every round, and each of its partners is slow in one. One without a partner waits for the others.
+    """
+    found, wrong = list[dict[str, Any]](), list[dict[str, Any]]()
+    for number, pairs in enumerate(rounds, 1):
+        partners = _partners(ctx, pairs)
+        words = [
+            [size_bytes // _WORD_BYTES * (partners.get(source) == target) for target in range(ctx.size)]
+            for source in range(ctx.size)
+        ]
+        work = Dealt(ctx, f"pairs of round {number}", words, pairs=True)
+        samples = timing.measure(ctx, work, iterations, budget_s / len(rounds), f"round {number}")
+        keep(wrong, work.check(samples.last))
+        if ctx.rank in partners:
+            found.append({"with": ctx.hosts[partners[ctx.rank]], "seconds": samples.seconds})
+        del work  # its buffers go before the next are made
     return {"pairs": found, "wrong": wrong}
 
 
@@ -164,6 +182,14 @@ def link(
 ) -> dict[str, Any]:
     """Try both directions between two nodes in turn, every rank with its partner on the other node."""
     return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips=round_trips, laps=laps)
+
+
+def _partners(ctx: Context, pairs: Round) -> dict[int, int]:
+    """The partner of each rank: that of its local index on the other node, where there is one."""
+    seats = {seat: rank for rank, seat in enumerate(zip(ctx.hosts, ctx.local_ranks, strict=True))}
+    others = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    likes = {rank: (others.get(host, ""), local) for (host, local), rank in seats.items()}
+    return {rank: seats[like] for rank, like in likes.items() if like in seats}
 
 
 def _counts(collective: str, ranks: int, dtype: str, sizes: list[int]) -> list[int]:
