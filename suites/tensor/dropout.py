@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fixtures.ranks.study.dropout import drawn_from, drop, from_seed, next_drawn
-from fixtures.ranks.study.models import Mlp
+from fixtures.ranks.study.dropout import drawn_from, drop, next_drawn
+from fixtures.ranks.study.models import Mlp, seeded
 from suites.tensor.blocks import Whole
 
 _APART = 2718
@@ -51,8 +51,8 @@ def mlp(meet: Whole, whole: DroppingMlp, x: Tensor, weights: Iterable[Tensor]) -
     gate, up, down = weights
     opened, passed = meet.read(x, gate, up)
     hidden = functional.silu(opened) * passed
-    with from_seed(seed_of(whole.seed, meet.group.rank), x.device):
+    with seeded(seed_of(whole.seed, meet.group.rank), x.device):
         hidden = drop(hidden, whole.share, next_drawn(hidden))
     out = meet.add(functional.linear(hidden, down))
-    with from_seed(whole.seed, x.device):
+    with seeded(whole.seed, x.device):
         return drop(out, whole.share, next_drawn(out))
