@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Block, repeatable, seeded
-from suites.nodes.compute.identity import kind_of
 from suites.nodes.compute.wrong import Corruption, unlike
 
 MOST_KINDS = 4
@@ -28,6 +28,11 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "cuda": {"side": 4096, "row": 1 << 24, "width": 2048, "heads": 16, "length": 1024, "batch": 2},
 }
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Of /proc/cpuinfo: what a library chooses its code by, on x86 and on Arm.
+_CPU_FIELDS = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
+)
 
 Run = Callable[[], "list[torch.Tensor]"]
 
@@ -105,3 +110,40 @@ def digest(tensor: torch.Tensor) -> str:
     here = tensor.detach().cpu().contiguous()
     data = ctypes.string_at(here.data_ptr(), here.numel() * here.element_size())
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+# what must be equal before two devices can be expected to compute the same bits
+
+
+def kind_of(device: torch.device, cpuinfo: str = "/proc/cpuinfo") -> dict[str, Any]:
+    """Name the hardware and the software of a device; `device` is "" where the hardware cannot be told."""
+    build = hashlib.blake2b(torch.__config__.show().encode(), digest_size=8).hexdigest()
+    software = {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "hip": str(torch.version.hip),
+        "build": build,
+    }
+    if device.type == "cpu":
+        return {"device": _cpu(cpuinfo), "threads": torch.get_num_threads(), **software}
+    properties = torch.cuda.get_device_properties(device)
+    arch = getattr(properties, "gcnArchName", f"sm{properties.major}{properties.minor}")
+    return {
+        "device": properties.name,
+        "arch": str(arch),
+        "units": properties.multi_processor_count,
+        **software,
+    }
+
+
+def _cpu(cpuinfo: str) -> str:
+    """The model, and a digest of what the first processor says of itself; "" when it says no model."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
+    said = {name.strip(): value.strip() for name, _, value in lines if name.strip() in _CPU_FIELDS}
+    name = said.get("model name") or said.get("CPU part", "")
+    digest = hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=4).hexdigest()
+    return f"{name} ({digest})" if name else ""

@@ -15,7 +15,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context, Unsupported
 from reports.record import Outcome
 from suites.nodes import test_compute, test_memory, test_repeatability
-from suites.nodes.compute import identity, lasting, matmul, memory, repeats, training, wrong
+from suites.nodes.compute import lasting, matmul, memory, repeats, training, wrong
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
@@ -162,10 +162,10 @@ def test_a_cpus_model_and_features_tell_it_from_others(tmp_path: Any) -> None:
     said = {}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        said[name] = identity.kind_of(torch.device("cpu"), str(tmp_path / name))["device"]
+        said[name] = repeats.kind_of(torch.device("cpu"), str(tmp_path / name))["device"]
     assert said["one"] == said["busy"] != said["less"]
     assert said["one"].startswith("A 100 (")
-    assert said["none"] == identity.kind_of(torch.device("cpu"), "/nowhere")["device"] == ""
+    assert said["none"] == repeats.kind_of(torch.device("cpu"), "/nowhere")["device"] == ""
 
 
 def test_a_cpu_is_filled_up_to_a_bounded_amount() -> None:
