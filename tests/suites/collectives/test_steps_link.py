@@ -16,28 +16,13 @@ from fixtures.ranks.study.calibrated import calibrated_work
 from fixtures.wire.progress import ROUND_TRIPS, TOWARDS
 from suites.collectives import link_probe, steps
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
+from tests.fixtures.ranks.test_timing import Follower
 
 SIZE = 64 << 10
 MESSAGES, LEAD = 12, 2
 NAP_S = 0.02
 Call = Callable[..., Any]
 Damage = Callable[[torch.Tensor, int], None]  # a message, and its number
-
-
-class Follower:
-    """Keeps what a rank reports of its progress."""
-
-    def __init__(self) -> None:
-        self.phases: list[tuple[str, list[int]]] = []
-
-    def phase(self, name: str) -> None:
-        self.phases.append((name, []))
-
-    def done(self, count: int) -> None:
-        self.phases[-1][1].append(count)
-
-    def due(self, seconds: float) -> None:
-        raise AssertionError("messages are counted, not timed one by one")
 
 
 class Damaged:
@@ -84,7 +69,7 @@ def probed(hosts: str, plant: Callable[[], None] = lambda: None, on: int = -1) -
         if ctx.rank == on:
             plant()
         said = steps.link(ctx, size_bytes=SIZE, iterations=MESSAGES, lead=LEAD, round_trips=5)
-        return {**said, "phases": ctx.progress.phases}
+        return {**said, "phases": ctx.progress.phases, "dues": ctx.progress.dues}
 
     return run_world(len(hosts), run)
 
@@ -125,6 +110,7 @@ def test_progress_tells_the_direction_and_counts_what_has_arrived() -> None:
         for _, done in answer["phases"][1:]:
             assert done[-1] == MESSAGES + LEAD
             assert done == sorted(done)
+        assert answer["dues"] == []  # messages are counted, not timed one by one
 
 
 # the clock
