@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from fixtures.check import requests
@@ -50,18 +49,18 @@ def exact(collectives: Iterable[str], dtypes: Iterable[str], ops: Iterable[str] 
 
 def sweep(collectives: Iterable[str], weight: float = 1.0) -> list[Case]:
     """List the cases that time a collective over many sizes; a node is compared with its equals too."""
-    cases = [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
-    return [replace(one, compared=True) for one in cases]
+    return [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
 
 
 def case(step: str, collective: str, dtype: str, op: str = "sum", weight: float = 1.0) -> Case:
     """Make one case; its words leave out what every case has."""
-    words = [collective] if step.endswith("sweep") else [collective, dtype]
+    swept = step.endswith("sweep")
+    words = [collective] if swept else [collective, dtype]
     if collective in REDUCTIONS and op != "sum":
         words.append(op)
     parameters = {"collective": collective, "dtype": dtype, "op": op}
     selectors: dict[str, str | int] = {"collective": collective, "dtype": dtype}
-    return Case(step, tuple(words), parameters, selectors, weight)
+    return Case(step, tuple(words), parameters, selectors, weight, compared=swept)
 
 
 @over(sweep(DATA, LARGE), INSIDE, NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
