@@ -72,15 +72,6 @@ def test_the_transport_step_measures_a_checked_payload(monkeypatch: pytest.Monke
         assert described == ["gloo", {"net:eth0": 5}, {"net:eth0": 9000}, payload, {"ranks": 2, "nodes": 1}]
 
 
-def test_the_real_transport_of_a_loopback_world_is_told() -> None:
-    def run(ctx: Context) -> Any:
-        return steps.transport(ctx, size_bytes=1 << 16)
-
-    for answer in run_world(2, run):
-        assert answer["wrong"] == []
-        assert answer["transport"]
-
-
 def test_the_buffers_of_a_size_are_gone_before_those_of_the_next_are_made() -> None:
     def run(ctx: Context) -> Any:
         made: list[weakref.ref[Any]] = []

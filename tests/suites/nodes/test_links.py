@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tests.teeth.patches.flips import flip
 
 WORDS = 1 << 12
 CPUS = [torch.device("cpu")] * 3
+Call = Callable[..., Any]
 GEN5 = "5, 16, 5, 16\n"
 
 
@@ -32,17 +36,13 @@ def memory() -> torch.Tensor:
     return torch.empty(WORDS, dtype=torch.int64)
 
 
-def copies_spoiled(number: int) -> Any:
-    """Flip one bit in what one copy delivers."""
-    calls: list[None] = []
+def copies(change: Callable[[Call, torch.Tensor, torch.Tensor, bool], None]) -> AbstractContextManager[None]:
+    """Let something happen in the place of each copy, of which some are timed: they do not block."""
 
-    def make(original: Any) -> Any:
-        def call(target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            result = original(target, *args, **kwargs)
-            calls.append(None)
-            if len(calls) >= number:
-                flip(target, 5)
-            return result
+    def make(original: Call) -> Call:
+        def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            change(original, target, source, "non_blocking" in kwargs)
+            return target
 
         return call
 
@@ -63,11 +63,15 @@ def test_both_directions_to_the_host_are_timed_and_right() -> None:
 
 @pytest.mark.parametrize("first", [2, 60])
 def test_what_a_link_to_the_host_spoils_is_seen(first: int) -> None:
-    def run(ctx: Context) -> Any:
-        with copies_spoiled(first):
-            return links.host(ctx, memory(), memory())[1]
+    calls = itertools.count(1)
 
-    ((wrong,), *_) = [run_world(1, run)[0][:1]]
+    def spoil(copy: Call, target: torch.Tensor, source: torch.Tensor, _: bool) -> None:
+        copy(target, source)
+        if next(calls) >= first:
+            flip(target, 5)
+
+    with copies(spoil):
+        wrong = links.host(context_alone(), memory(), memory())[1][0]
     assert (wrong["rank"], wrong["source_rank"], wrong["first_offset"]) == (0, 0, 5)
     assert wrong["looks_like"].startswith("bit 0 flipped")
 
@@ -80,30 +84,24 @@ def test_every_pair_is_timed_in_both_directions() -> None:
 
 
 def test_a_pair_whose_copies_arrive_spoiled_is_named() -> None:
-    def make(original: Any) -> Any:
-        def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> Any:
-            result = original(target, source, **kwargs)
-            if "non_blocking" in kwargs:
-                flip(target, 9, 7)
-            return result
+    def spoil(copy: Call, target: torch.Tensor, source: torch.Tensor, timed: bool) -> None:
+        copy(target, source)
+        if timed:
+            flip(target, 9, 7)
 
-        return call
-
-    with replaced(torch.Tensor, "copy_", make):
+    with copies(spoil):
         _, wrong = links.peers(context(0, 2), CPUS[:2], WORDS)
     assert [(one["source_rank"], one["rank"], one["first_offset"]) for one in wrong] == [(0, 1, 9), (1, 0, 9)]
 
 
 def test_copies_that_do_not_happen_are_seen() -> None:
-    def make(original: Any) -> Any:
-        def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> Any:
-            return target if "non_blocking" in kwargs else original(target, source, **kwargs)
+    def lose(copy: Call, target: torch.Tensor, source: torch.Tensor, timed: bool) -> None:
+        if not timed:
+            copy(target, source)
 
-        return call
-
-    with replaced(torch.Tensor, "copy_", make):
+    with copies(lose):
         _, wrong = links.peers(context(0, 2), CPUS[:2], WORDS)
-        ((lost, *_),) = [links.host(context_alone(), memory(), memory())[1]]
+        lost = links.host(context_alone(), memory(), memory())[1][0]
     assert {one["found"] for one in wrong} == {"0x0000000000000000"}
     assert lost["collective"] == "host to device"
 

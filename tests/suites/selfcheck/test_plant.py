@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,51 +28,41 @@ EXACT: dict[str, Any] = {**SUM, "elements": [1, 1023], "iterations": 3}
 SWEEP: dict[str, Any] = {**SUM, "sizes": [4096], "iterations": 12, "budget_s": 5.0, "copy": False}
 
 
-def answers(
-    path: Path, name: str, parameters: Mapping[str, Any], *kinds: tuple[str, int]
-) -> list[list[dict[str, Any]]]:
+def answers(name: str, parameters: dict[str, Any], *kinds: tuple[str, int]) -> list[list[dict[str, Any]]]:
     """What both ranks answer with each of these faults planted, and at last with none; one list per case."""
 
-    def rank(ctx: Context) -> None:
-        said = [_planted(ctx, name, parameters, kind, rank) for kind, rank in kinds]
-        said.append(steps.REGISTRY[name](ctx, **parameters))
-        (path / f"{ctx.rank}.json").write_text(json.dumps(said), encoding="utf-8")
+    def rank(ctx: Context) -> list[dict[str, Any]]:
+        planted = steps.REGISTRY["selfcheck.planted"]
+        faults = [{"kind": kind, "rank": rank, "seconds": 0.02} for kind, rank in kinds]
+        said = [planted(ctx, name=name, parameters=parameters, plant=fault) for fault in faults]
+        return [*said, steps.REGISTRY[name](ctx, **parameters)]
 
-    run_world(2, rank)
-    by_rank = [json.loads((path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-    return [list(pair) for pair in zip(*by_rank, strict=True)]
-
-
-def _planted(ctx: Context, name: str, parameters: Mapping[str, Any], kind: str, rank: int) -> dict[str, Any]:
-    fault = {"kind": kind, "rank": rank, "seconds": 0.02}
-    return steps.REGISTRY["selfcheck.planted"](ctx, name=name, parameters=dict(parameters), plant=fault)
+    return [list(pair) for pair in zip(*run_world(2, rank), strict=True)]
 
 
-def test_a_flipped_bit_is_in_one_rank_and_gone_afterwards(tmp_path: Path) -> None:
-    first, second, healthy = answers(
-        tmp_path, "collectives.exact", EXACT, ("flipped bit", 0), ("flipped bit", 1)
-    )
+def test_a_flipped_bit_is_in_one_rank_and_gone_afterwards() -> None:
+    first, second, healthy = answers("collectives.exact", EXACT, ("flipped bit", 0), ("flipped bit", 1))
     assert [len(rank["wrong"]) for rank in first] == [1, 0]
     assert [len(rank["wrong"]) for rank in second] == [0, 1]
     assert second[1]["wrong"][0]["looks_like"] == "bit 0 flipped"
     assert [rank["wrong"] for rank in healthy] == [[], []]
 
 
-def test_a_delay_is_in_every_iteration_and_gone_afterwards(tmp_path: Path) -> None:
-    slow, healthy = answers(tmp_path, "collectives.sweep", SWEEP, ("delay", 1))
+def test_a_delay_is_in_every_iteration_and_gone_afterwards() -> None:
+    slow, healthy = answers("collectives.sweep", SWEEP, ("delay", 1))
     assert min(slow[1]["sizes"][0]["seconds"]) >= 0.02
     assert min(healthy[1]["sizes"][0]["seconds"]) < 0.02
 
 
-def test_a_slow_device_slows_itself_alone(tmp_path: Path) -> None:
-    slow, _ = answers(tmp_path, "nodes.matmul", {"dtype": "fp32"}, ("delay", 0))
+def test_a_slow_device_slows_itself_alone() -> None:
+    slow, _ = answers("nodes.matmul", {"dtype": "fp32"}, ("delay", 0))
     assert all(min(entry["seconds"]) >= 0.02 for entry in slow[0]["series"])
     assert all(min(entry["seconds"]) < 0.02 for entry in slow[1]["series"])
 
 
-def test_samples_are_spoiled_in_one_rank(tmp_path: Path) -> None:
+def test_samples_are_spoiled_in_one_rank() -> None:
     missing, strange, healthy = answers(
-        tmp_path, "collectives.sweep", SWEEP, ("missing sample", 0), ("sample that is no number", 1)
+        "collectives.sweep", SWEEP, ("missing sample", 0), ("sample that is no number", 1)
     )
     lengths = [len(rank["sizes"][0]["seconds"]) for rank in missing]
     assert lengths[0] == lengths[1] - 1
