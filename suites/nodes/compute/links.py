@@ -14,8 +14,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context, Unsupported
-from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Series, timed
-from suites.nodes.compute.wrong import Corruption, unlike
+from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Corruption, Series, timed, unlike
 
 HOST_BYTES = 256 << 20
 PEER_BYTES = 256 << 20

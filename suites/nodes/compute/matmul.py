@@ -15,8 +15,7 @@ import torch
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.parity import fp32_products
-from suites.nodes.compute.series import timed
-from suites.nodes.compute.wrong import Corruption, unlike
+from suites.nodes.compute.series import Corruption, timed, unlike
 
 DTYPES = {
     "fp32": torch.float32,

@@ -20,8 +20,7 @@ import torch
 from fixtures.node.facts import parse_meminfo
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
-from suites.nodes.compute.series import timed
-from suites.nodes.compute.wrong import Corruption, unlike
+from suites.nodes.compute.series import Corruption, timed, unlike
 
 ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # larger than the caches of a core, and of any GPU
 _FACTOR = 3

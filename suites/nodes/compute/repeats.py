@@ -20,7 +20,7 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.models import Block, repeatable, seeded
-from suites.nodes.compute.wrong import Corruption, unlike
+from suites.nodes.compute.series import Corruption, unlike
 
 MOST_KINDS = 4
 SIZES: Mapping[str, Mapping[str, int]] = {

@@ -1,4 +1,7 @@
-"""Timed kernels: every device of a node at once, and then each while the others wait."""
+"""What a step reports of a device: kernels that were timed, and results that are not what they must be.
+
+Kernels are timed on every device of a node at once, and then on each while the others wait.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fixtures.ranks import timing
+from fixtures.ranks.exact.compare import WINDOW, flipped_bit, hexadecimal
+from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.parity import bits
 
 # On a CPU enough to last for some periods of its scheduler: a quota or another program takes 10 to 100 ms at
 # a time, between iterations at full speed.
@@ -18,6 +26,7 @@ ITERATIONS = {"cpu": 21, "cuda": 51}
 BUDGET_S = {"cpu": 0.1, "cuda": 2.0}
 
 Series = dict[str, Any]
+Corruption = dict[str, Any]
 
 
 def timed(
@@ -58,3 +67,33 @@ def median_s(ctx: Context, run: Callable[[], object], label: str) -> float:
 def figure(metric: str, what: str, value: float, samples: int, load: str = "all at once") -> Series:
     """Report a figure that was computed from many samples."""
     return {"metric": metric, "what": what, "load": load, "value": value, "samples": samples}
+
+
+def unlike(
+    ctx: Context, what: str, found: torch.Tensor, right: torch.Tensor, iteration: int, *, start: int = 0
+) -> Corruption | None:
+    """Describe where `found` differs from `right`; None when it does not.
+
+    No other rank takes part: this one is both the observer and the source. `start` is the offset of the first
+    element of `found` in what is being compared.
+    """
+    if found.shape != right.shape or found.dtype != right.dtype:
+        raise ValueError(f"{what}: compared {found.dtype} {found.shape} with {right.dtype} {right.shape}")
+    seen, wanted = bits(found.detach()).flatten(), bits(right.detach()).flatten()
+    if torch.equal(seen, wanted):
+        return None
+    places = torch.nonzero(seen != wanted).flatten()
+    first, sample = int(places[0]), places[:WINDOW]
+    return {
+        "rank": ctx.rank,
+        "source_rank": ctx.rank,
+        "collective": what.removesuffix(f" {NAMES[found.dtype]}"),
+        "dtype": NAMES[found.dtype],
+        "size_bytes": found.numel() * found.element_size(),
+        "iteration": iteration,
+        "first_offset": start + first,
+        "count": places.numel(),
+        "found": hexadecimal(seen[first]),
+        "expected": hexadecimal(wanted[first]),
+        "looks_like": flipped_bit(seen[sample], wanted[sample], places.numel()),
+    }

@@ -14,8 +14,7 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.overlap import hidden_share
 from suites.nodes.compute.matmul import Product, half, normal
-from suites.nodes.compute.series import ITERATIONS, figure, median_s
-from suites.nodes.compute.wrong import Corruption, unlike
+from suites.nodes.compute.series import ITERATIONS, Corruption, figure, median_s, unlike
 
 SIDE = {"cpu": 128, "cuda": 8192}
 REDUCED_BYTES = {"cpu": 1 << 18, "cuda": 256 << 20}

@@ -15,7 +15,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context, Unsupported
 from reports.record import Outcome
 from suites.nodes import test_compute, test_memory, test_repeatability
-from suites.nodes.compute import lasting, matmul, memory, repeats, training, wrong
+from suites.nodes.compute import lasting, matmul, memory, repeats, series, training
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
@@ -117,7 +117,7 @@ def test_the_first_wrong_element_is_found_and_described() -> None:
     right = torch.arange(100, dtype=torch.float32)
     found = right.clone()
     found[40:42] = -found[40:42]
-    said = wrong.unlike(context(0, 1), "kernel fp32", found, right, 7, start=1000)
+    said = series.unlike(context(0, 1), "kernel fp32", found, right, 7, start=1000)
     assert said is not None
     assert (said["collective"], said["first_offset"], said["count"], said["iteration"]) == (
         "kernel",
@@ -126,13 +126,13 @@ def test_the_first_wrong_element_is_found_and_described() -> None:
         7,
     )
     assert said["looks_like"] == "bit 31 flipped in 2 elements"
-    assert wrong.unlike(context(0, 1), "kernel fp32", right, right.clone(), 7) is None
+    assert series.unlike(context(0, 1), "kernel fp32", right, right.clone(), 7) is None
 
 
 def test_a_nan_is_compared_by_its_bits() -> None:
     nan = torch.full((4,), torch.nan)
-    assert wrong.unlike(context(0, 1), "kernel", nan, nan.clone(), 0) is None
-    assert wrong.unlike(context(0, 1), "kernel", nan, torch.zeros(4), 0) is not None
+    assert series.unlike(context(0, 1), "kernel", nan, nan.clone(), 0) is None
+    assert series.unlike(context(0, 1), "kernel", nan, torch.zeros(4), 0) is not None
 
 
 def test_the_result_of_most_repeats_is_right_even_if_the_first_is_not(
