@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fixtures.ranks import timing
-from fixtures.ranks.exact.compare import examine, keep
+from fixtures.ranks.exact.compare import examine, keep, occasion
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.exact.expected import Moved, Run, moved_by
 from fixtures.ranks.exact.payload import poison
@@ -158,12 +158,6 @@ def _wrong(ctx: Context, messages: torch.Tensor, partner: int) -> list[dict[str,
         run = Run(range(partner, partner + 1), 0, message.numel())
         earlier = tuple((tag, tag) for tag in range(number - 1, max(number - 1 - _EARLIER, -1), -1))
         right = Moved(_FORM, ctx.seed, ctx.size, number, (run,), ctx.device, earlier=earlier)
-        about = {
-            "rank": ctx.rank,
-            "collective": "link",
-            "dtype": _FORM.name,
-            "size_bytes": message.numel() * _FORM.item_bytes,
-            "iteration": number,
-        }
+        about = occasion(ctx.rank, "link", _FORM.name, message.nbytes, number)
         keep(wrong, examine(message, right, about))
     return wrong

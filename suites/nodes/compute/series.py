@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fixtures.ranks import timing
-from fixtures.ranks.exact.compare import WINDOW, flipped_bit, hexadecimal
+from fixtures.ranks.exact.compare import WINDOW, flipped_bit, hexadecimal, occasion
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.parity import bits
@@ -83,14 +83,10 @@ def unlike(
     if torch.equal(seen, wanted):
         return None
     places = torch.nonzero(seen != wanted).flatten()
-    first, sample = int(places[0]), places[:WINDOW]
+    first, sample, dtype = int(places[0]), places[:WINDOW], NAMES[found.dtype]
     return {
-        "rank": ctx.rank,
+        **occasion(ctx.rank, what.removesuffix(f" {dtype}"), dtype, found.nbytes, iteration),
         "source_rank": ctx.rank,
-        "collective": what.removesuffix(f" {NAMES[found.dtype]}"),
-        "dtype": NAMES[found.dtype],
-        "size_bytes": found.numel() * found.element_size(),
-        "iteration": iteration,
         "first_offset": start + first,
         "count": places.numel(),
         "found": hexadecimal(seen[first]),
