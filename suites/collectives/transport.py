@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.node import processes
+from fixtures.node.inventory.sysfs import nics
 from fixtures.node.nccl.log import from_nccl_log
-from fixtures.wire.facts import OMNI_PATH
 
 Counters = dict[str, int]
 
@@ -86,10 +86,9 @@ def describe(
     before: Mapping[str, int],
     after: Mapping[str, int],
     payload_bytes: int,
-    log_path: str | None = None,
     *,
-    ranks: int | None = None,
-    nodes: int | None = None,
+    ranks: int,
+    nodes: int,
     sysfs: str = "/sys",
 ) -> dict[str, Any]:
     """Say what carried `payload_bytes`, which this rank sent between two readings of the counters.
@@ -103,7 +102,7 @@ def describe(
     moved = {name: after[name] - before[name] for name in both if after[name] > before[name]}
     if backend == "gloo":
         return _gloo(moved, payload_bytes, nodes)
-    found = _nccl(log_path, ranks, nodes)
+    found = _nccl(ranks, nodes)
     if found["network"] == "verbs":
         _settle_verbs(found, Path(sysfs))
     found["counters"] = moved
@@ -111,14 +110,14 @@ def describe(
     return found
 
 
-def _gloo(moved: Counters, payload_bytes: int, nodes: int | None) -> dict[str, Any]:
+def _gloo(moved: Counters, payload_bytes: int, nodes: int) -> dict[str, Any]:
     """Gloo has sockets only; the counters show whether this payload went through them."""
     carried = {name: sent for name, sent in moved.items() if name.startswith("net:")}
     evidence = [f"{name} sent {sent} bytes" for name, sent in carried.items()]
     enough = ENOUGH * max(payload_bytes, 1)
     within = carried.pop("net:lo", 0) >= enough
     across = sum(carried.values()) >= enough
-    alone = nodes == 1 or (nodes is None and within and not across)
+    alone = nodes == 1
     answer: dict[str, Any] = {"inside": "sockets" if within else "none", "network": "none", "agrees": True}
     why = []
     if not alone:
@@ -132,8 +131,8 @@ def _gloo(moved: Counters, payload_bytes: int, nodes: int | None) -> dict[str, A
     return {**answer, "why": why, "evidence": evidence, "counters": moved}
 
 
-def _nccl(log_path: str | None, ranks: int | None, nodes: int | None) -> dict[str, Any]:
-    pattern = log_path or os.environ.get("NCCL_DEBUG_FILE", "")
+def _nccl(ranks: int, nodes: int) -> dict[str, Any]:
+    pattern = os.environ.get("NCCL_DEBUG_FILE", "")
     if not pattern:
         return _unknown("NCCL wrote no log: NCCL_DEBUG_FILE is not set")
     try:
@@ -166,15 +165,9 @@ def expand(pattern: str, hostname: str | None = None, pid: int | None = None) ->
 
 def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
     """Ask the kernel what NCCL's log left open: the link layer, if all ports of the node have the same."""
-    layers = set()
-    for port in (sysfs / "class/infiniband").glob("*/ports/*"):
-        try:
-            omni_path = port.parent.parent.name.startswith(OMNI_PATH)
-            layers.add("Omni-Path" if omni_path else (port / "link_layer").read_text().strip())
-        except OSError:
-            layers.add("unreadable")
+    layers = {port.get("link_layer") for port in nics(sysfs, {}, {})}
     named = {"InfiniBand": "infiniband", "Ethernet": "roce", "Omni-Path": "omnipath"}
-    layer = layers.pop() if len(layers) == 1 else ""
+    layer = str(layers.pop()) if len(layers) == 1 else ""
     found["network"] = named.get(layer, "unknown")
     if layer in named:
         found["why"] = []
@@ -182,7 +175,7 @@ def _settle_verbs(found: dict[str, Any], sysfs: Path) -> None:
 
 
 def _agrees(
-    found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes: int | None, ranks: int | None
+    found: Mapping[str, Any], moved: Counters, payload_bytes: int, nodes: int, ranks: int
 ) -> bool | None:
     claimed = FAMILIES.get(found["network"])
     enough = ENOUGH * max(payload_bytes, 1)
@@ -191,7 +184,7 @@ def _agrees(
     }
     sent["net:"] -= moved.get("net:lo", 0) if nodes != 1 else 0
     if claimed is None:
-        fabric = max(sent["ib:"], sent["efa:"]) >= enough * (ranks or 1) / (nodes or 1)
+        fabric = max(sent["ib:"], sent["efa:"]) >= enough * ranks / nodes
         by_nvlink = nodes == 1 or found.get("mnnvl")
         return not fabric if found["network"] == "none" and by_nvlink else None
     if sent[claimed] >= enough:
