@@ -22,13 +22,13 @@ SIZE = 64 << 10
 MESSAGES, LEAD = 12, 2
 NAP_S = 0.02
 Call = Callable[..., Any]
-Damage = Callable[[torch.Tensor, int], None]  # a message, and its number
+Damage = Callable[[torch.Tensor, int], object]  # a message, and its number
 
 
 class Damaged:
     """A receive after which something happens to what arrived."""
 
-    def __init__(self, works: list[Any], damage: Callable[[], None]) -> None:
+    def __init__(self, works: list[Any], damage: Callable[[], object]) -> None:
         self._works, self._damage = works, damage
 
     def wait(self) -> None:
@@ -157,27 +157,17 @@ def test_a_clock_at_the_sender_would_miss_it(monkeypatch: pytest.MonkeyPatch) ->
 # the data
 
 
-def flip(tensor: torch.Tensor, number: int) -> None:
-    if number == 5:
-        tensor[17] ^= 1
+def in_message(number: int, change: Callable[[torch.Tensor], object]) -> Damage:
+    """Do something to one message."""
+    return lambda tensor, of: change(tensor) if of == number else None
 
 
-def test_one_flipped_bit_is_seen_by_who_received_it() -> None:
-    healthy, answer = probed("ab", lambda: after_receiving(flip), on=1)
-    assert healthy["wrong"] == []
-    [wrong] = answer["wrong"]
-    assert (wrong["rank"], wrong["source_rank"], wrong["iteration"]) == (1, 0, 5)
-    assert (wrong["first_offset"], wrong["count"], wrong["looks_like"]) == (17, 1, "bit 0 flipped")
-    assert (wrong["collective"], wrong["dtype"], wrong["size_bytes"]) == ("link", "int64", SIZE)
+def flip(tensor: torch.Tensor) -> None:
+    tensor[17] ^= 1
 
 
-def test_one_bit_that_is_flipped_where_it_is_sent_is_seen_at_the_other_end() -> None:
-    healthy, answer = probed("ab", lambda: before_sending(flip), on=0)
-    assert healthy["wrong"] == []
-    assert [(wrong["source_rank"], wrong["iteration"]) for wrong in answer["wrong"]] == [(0, 5)]
-
-
-def test_a_message_that_is_sent_again_is_told_from_one_that_is_new() -> None:
+def again() -> None:
+    """Send the message before the eighth again."""
     kept: list[torch.Tensor] = []
 
     def stale(tensor: torch.Tensor, number: int) -> None:
@@ -185,32 +175,41 @@ def test_a_message_that_is_sent_again_is_told_from_one_that_is_new() -> None:
         if number == 8:
             tensor.copy_(kept[7])
 
-    answer, healthy = probed("ab", lambda: before_sending(stale), on=1)
-    assert healthy["wrong"] == []
-    assert [(wrong["iteration"], wrong["looks_like"]) for wrong in answer["wrong"]] == [
-        (8, "iteration 7 again")
-    ]
+    before_sending(stale)
 
 
-def test_a_message_of_the_lead_is_compared_too() -> None:
-    def zero(tensor: torch.Tensor, number: int) -> None:
-        if number == 0:
-            tensor.zero_()
-
-    _, answer = probed("ab", lambda: before_sending(zero), on=0)
-    assert [(wrong["iteration"], wrong["looks_like"]) for wrong in answer["wrong"]] == [(0, "zeros")]
-
-
-def test_what_was_never_written_is_wrong() -> None:
+def elsewhere() -> None:
+    """Receive every message into a buffer that nobody reads."""
     real = dist.batch_isend_irecv
 
-    def plant() -> None:
-        def elsewhere(operations: list[Any]) -> list[Any]:
-            if operations[0].op is dist.irecv:
-                operations[0].tensor = torch.empty_like(operations[0].tensor)
-            return list(real(operations))
+    def patched(operations: list[Any]) -> list[Any]:
+        if operations[0].op is dist.irecv:
+            operations[0].tensor = torch.empty_like(operations[0].tensor)
+        return list(real(operations))
 
-        replace("batch_isend_irecv", elsewhere)
+    replace("batch_isend_irecv", patched)
 
-    _, answer = probed("ab", plant, on=1)
-    assert answer["wrong"][0]["looks_like"] == "never written"
+
+@pytest.mark.parametrize(
+    ("plant", "on", "receiver", "iteration", "looks_like"),
+    [
+        (lambda: after_receiving(in_message(5, flip)), 1, 1, 5, "bit 0 flipped"),
+        (lambda: before_sending(in_message(5, flip)), 0, 1, 5, "bit 0 flipped"),
+        (again, 1, 0, 8, "iteration 7 again"),
+        (lambda: before_sending(in_message(0, torch.Tensor.zero_)), 0, 1, 0, "zeros"),  # of the lead
+        (elsewhere, 1, 1, 0, "never written"),
+    ],
+    ids=["received wrong", "sent wrong", "sent again", "zeros", "never written"],
+)
+def test_a_wrong_message_is_told_by_who_received_it(
+    plant: Callable[[], None], on: int, receiver: int, iteration: int, looks_like: str
+) -> None:
+    answers = probed("ab", plant, on)
+    assert answers[1 - receiver]["wrong"] == []
+    wrong, *more = answers[receiver]["wrong"]
+    assert (wrong["rank"], wrong["source_rank"]) == (receiver, 1 - receiver)
+    assert (wrong["iteration"], wrong["looks_like"]) == (iteration, looks_like)
+    assert bool(more) == (looks_like == "never written")
+    assert (wrong["collective"], wrong["dtype"], wrong["size_bytes"]) == ("link", "int64", SIZE)
+    if looks_like == "bit 0 flipped":
+        assert (wrong["first_offset"], wrong["count"]) == (17, 1)

@@ -40,16 +40,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(report: Path, *arguments: str) -> Ran:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--report-dir",
-        str(report),
-        *arguments,
-    ]
+    options = ["-m", "pytest", "-p", "no:cacheprovider", "--report-dir"]
+    command = [sys.executable, *options, str(report), *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=300, check=False
     )
