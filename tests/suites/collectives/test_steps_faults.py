@@ -239,6 +239,18 @@ def test_the_wrong_chunk() -> None:
     assert (wrong["looks_like"], wrong["source_rank"]) == ("rank 0's chunk for rank 1", 0)
 
 
+def test_gathered_chunks_that_are_no_reduction_of_the_whole() -> None:
+    def run(ctx: Context) -> Any:
+        if ctx.rank == 1:
+            after("all_gather_single", lambda output, _: flip(output, 7), range(1, 2))
+        return steps.identity(ctx, dtype="bf16", elements=[17], iterations=3)["wrong"]
+
+    healthy, [wrong] = run_world(2, run)
+    assert healthy == []
+    assert (wrong["collective"], wrong["iteration"]) == ("reduce_scatter + all_gather", 1)
+    assert (wrong["first_offset"], wrong["looks_like"]) == (7, "bit 0 flipped")
+
+
 def test_a_barrier_that_holds_nobody() -> None:
     plant = partial(replace, "barrier", lambda **_: None)
     wrong = [corruption for rank in reported(3, "barrier", "int32", plant) for corruption in rank]
