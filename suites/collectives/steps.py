@@ -125,12 +125,10 @@ def transport(ctx: Context, *, size_bytes: int) -> dict[str, Any]:
     """
     wrong: list[dict[str, Any]] = []
     form = format_of(_TRANSPORT_DTYPE)
-    names = ("all_reduce", "all_gather", "send_recv")
-    counts = [count_for(name, size_bytes, ctx.size, form) for name in names]
-    works = [
-        Collective(ctx, name, form.name, "sum", n, size_bytes=size_bytes)
-        for name, n in zip(names, counts, strict=True)
-    ]
+    works = []
+    for name in ("all_reduce", "all_gather", "send_recv"):
+        count = count_for(name, size_bytes, ctx.size, form)
+        works.append(Collective(ctx, name, form.name, "sum", count, size_bytes=size_bytes))
     ctx.progress.phase("transport")
     timing.barrier(ctx)
     idle = ports.background() if ctx.backend == "nccl" else {}

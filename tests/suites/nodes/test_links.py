@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.teeth.patches.flips import flip
 
 WORDS = 1 << 12
 CPUS = [torch.device("cpu")] * 3
+ALONE = replace(context(0, 1), alone=True)
 Call = Callable[..., Any]
 GEN5 = "5, 16, 5, 16\n"
 
@@ -71,7 +73,7 @@ def test_what_a_link_to_the_host_spoils_is_seen(first: int) -> None:
             flip(target, 5)
 
     with copies(spoil):
-        wrong = links.host(context_alone(), memory(), memory())[1][0]
+        wrong = links.host(ALONE, memory(), memory())[1][0]
     assert (wrong["rank"], wrong["source_rank"], wrong["first_offset"]) == (0, 0, 5)
     assert wrong["looks_like"].startswith("bit 0 flipped")
 
@@ -101,7 +103,7 @@ def test_copies_that_do_not_happen_are_seen() -> None:
 
     with copies(lose):
         _, wrong = links.peers(context(0, 2), CPUS[:2], WORDS)
-        lost = links.host(context_alone(), memory(), memory())[1][0]
+        lost = links.host(ALONE, memory(), memory())[1][0]
     assert {one["found"] for one in wrong} == {"0x0000000000000000"}
     assert lost["collective"] == "host to device"
 
@@ -175,13 +177,6 @@ def test_without_a_cpu_beside_it_a_process_stays_where_it_is_and_says_why(tmp_pa
     with pcie.beside(pci(tmp_path, cpus)) as said:
         assert os.sched_getaffinity(0) == before
     assert list(said) == ["numa_unknown"]
-
-
-def context_alone() -> Context:
-    """A world of one that agrees with nobody."""
-    ctx = context(0, 1)
-    ctx.alone = True
-    return ctx
 
 
 def test_a_node_without_accelerators_says_that_it_has_no_links() -> None:
