@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.func import functional_call
@@ -26,22 +25,14 @@ Cut = Callable[[Tensor], Tensor]
 SEQUENCE = 1  # the dimension of (batch, length, width) that sequence parallelism splits
 
 
-class Meeting(Protocol):
-    """How the ranks of a block communicate."""
-
-    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """Apply column-parallel layers to the same activations."""
-
-    def add(self, summand: Tensor) -> Tensor:
-        """Give the sum of the ranks' results, in the layout that `read` takes."""
-
-    def alone(self, weight: Tensor) -> Tensor:
-        """Prepare a weight that is whole on every rank and used between `add` and `read`."""
-
-
 @dataclass(frozen=True)
 class Whole:
-    """Tensor parallel: the activations are whole. `read` is f, `add` is g: one all_reduce each way."""
+    """How the ranks of a block communicate: the activations are whole, with one all_reduce each way.
+
+    `read` (f) applies column-parallel layers to the same activations, and `add` (g) gives the sum of the
+    ranks' results, in the layout that `read` takes. A weight that is whole on every rank is used between
+    `add` and `read`: `alone`.
+    """
 
     group: Group
 
@@ -76,6 +67,9 @@ class Split:
     def alone(self, weight: Tensor) -> Tensor:
         """Backward all_reduce: a rank's gradient is that of its part of the sequence."""
         return copy_to(weight, self.group)
+
+
+Meeting = Whole | Split
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from fixtures.ranks.steps import Context
 from suites.tensor.technique import Layer, Weights, full
 
 Tensor = torch.Tensor
@@ -58,7 +57,6 @@ class Planned(Layer):
     `parallel_loss`: cross-entropy on logits that stay split, forward and backward.
     """
 
-    ctx: Context
     plan: Callable[[], Plan]
     parallel_loss: bool = False
 

@@ -7,6 +7,8 @@ one activation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
@@ -66,43 +68,36 @@ def loss_parallel(ranks: int, item: int, *, batch: int, length: int, width: int,
 
 
 def of_block(
-    counts: Mapping[str, int], ranks: int, item: int, *, batch: int, length: int, channels: int, heads: int
+    counts: Mapping[str, int],
+    ranks: int,
+    item: int,
+    *,
+    batch: int,
+    length: int,
+    channels: int,
+    heads: int,
+    **_: int,
 ) -> Calls:
-    """`counts` times X in each kind of collective."""
+    """`counts` times X in each kind of collective; a sequence that is gathered has been split."""
+    length = multiple(length, ranks) if "all_gather" in counts else length
     x = batch * length * ranks * heads * channels * item
     return {kind: (count, count * x) for kind, count in counts.items()}
 
 
-def block(ranks: int, item: int, *, hidden: int = 0, **sizes: int) -> Calls:
-    """X twice forward, and twice backward."""
-    return of_block({"all_reduce": 4}, ranks, item, **sizes)
-
-
-def sequence(ranks: int, item: int, *, length: int, hidden: int = 0, **sizes: int) -> Calls:
+def sequence(ranks: int, item: int, *, channels: int, heads: int, **sizes: int) -> Calls:
     """X gathered and scattered in place of each; gathered twice more; the two norms' gradients."""
-    moved = {"all_gather": 6, "reduce_scatter": 4}
-    calls = of_block(moved, ranks, item, length=multiple(length, ranks), **sizes)
-    return {**calls, "all_reduce": (2, 2 * ranks * sizes["heads"] * sizes["channels"] * item)}
+    counts = {"all_gather": 6, "reduce_scatter": 4}
+    calls = of_block(counts, ranks, item, channels=channels, heads=heads, **sizes)
+    return {**calls, "all_reduce": (2, 2 * ranks * heads * channels * item)}
 
 
-def async_tp(ranks: int, item: int, *, batch: int, length: int, width: int, hidden: int = 0) -> Calls:
+def async_tp(ranks: int, item: int, *, batch: int, length: int, width: int, **_: int) -> Calls:
     """X gathered three times and scattered twice."""
     x = batch * multiple(length, ranks) * width * item
     return {"all_gather": (3, 3 * x), "reduce_scatter": (2, 2 * x)}
 
 
-def dtensor(ranks: int, item: int, *, hidden: int = 0, **sizes: int) -> Calls:
-    """X twice forward, and backward for each of five weights."""
-    return of_block({"all_reduce": 7}, ranks, item, **sizes)
-
-
-def dtensor_sequence(ranks: int, item: int, *, length: int, hidden: int = 0, **sizes: int) -> Calls:
-    """X gathered and scattered twice forward, and twice backward."""
-    moved = {"all_gather": 4, "reduce_scatter": 4}
-    return of_block(moved, ranks, item, length=multiple(length, ranks), **sizes)
-
-
-_STEPS: dict[str, Callable[..., Calls]] = {
+CALLS: dict[str, Callable[..., Calls]] = {
     "column": column,
     "row": row,
     "mlp": mlp,
@@ -110,11 +105,12 @@ _STEPS: dict[str, Callable[..., Calls]] = {
     "attention": attention,
     "vocabulary": vocabulary,
     "loss_parallel": loss_parallel,
-    "block": block,
+    "block": partial(of_block, {"all_reduce": 4}),  # X twice forward, and twice backward
     "sequence": sequence,
     "async_tp": async_tp,
-    "dtensor": dtensor,
-    "dtensor_sequence": dtensor_sequence,
+    "dtensor": partial(of_block, {"all_reduce": 7}),  # X twice forward; backward for each of five weights
+    # X gathered and scattered twice forward, and twice backward.
+    "dtensor_sequence": partial(of_block, {"all_gather": 4, "reduce_scatter": 4}),
 }
 
 
@@ -132,7 +128,7 @@ def issued(
 ) -> Lines:
     """Give what every rank of a planned case issues, from the ranks per node."""
     name, sizes, items = _given(step, asked)
-    calls = _STEPS[name]
+    calls = CALLS[name]
     return {(GROUP, dtype): calls(sum(per_node), item, **sizes) for dtype, item in items.items()}
 
 
@@ -166,58 +162,62 @@ ELEMENTS: dict[str, Callable[..., int]] = {  # weights of a rank
 }
 
 
-def mlp_saved(whole: int, x: int, ranks: int) -> int:
-    """Of what the whole layer saves for backward: all of X, and 1/n of the rest."""
-    return x + (whole - x) // ranks
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of the whole layer, and those that a rank has beside 1/n of them. A peak of 0 is not judged."""
+
+    saved: int  # by forward, for backward
+    entire: int  # of what is saved: what every rank has whole
+    peak: int = 0
+    beside: int = 0  # at its peak
+
+    def share(self, saved: int, ranks: int) -> int:
+        """What a rank saves where the whole layer saves so much."""
+        return self.entire + (saved - self.entire) // ranks
+
+    def most(self, peak: int, ranks: int) -> int:
+        """The peak of a rank where that of the whole layer is so high."""
+        return peak // ranks + self.beside
 
 
-def sequence_saved(whole: int, length: int, channels: int, ranks: int, item: int) -> int:
-    """1/n, except the causal mask and the rotary tables, which every rank needs whole."""
-    fixed = length * length + 2 * length * channels * item
-    return fixed + (whole - fixed) // ranks
+def mlp_activations(
+    ranks: int, item: int, *, batch: int, length: int, width: int, hidden: int
+) -> Activations:
+    """Per row the layer saves its input, gate, silu(gate), up and the product of the last two.
 
-
-def mlp_most(whole: int, x: int, ranks: int, item: int) -> int:
-    """1/n of the whole layer's peak, and x elements of X several times.
-
-    These are x, dX in three summands and reduced; and, wide, what the loss is computed from, twice.
+    Every rank saves all of X. The peak has 2 of each weight, what is saved, and 9 rows; and a quarter more,
+    here and below, as torch may do it otherwise. Besides, a rank has x and the output; and of what the loss
+    is computed from 5 numbers for each of the output, wide. (Later it has x, dX in three summands and their
+    sum, which is less.)
     """
-    return whole // ranks + x * (2 * item + 5 * max(item, STATISTIC))
+    x, features = batch * length * width, batch * length * multiple(hidden, ranks)
+    peak = (6 * width * multiple(hidden, ranks) + 4 * features + 10 * x) * item * 5 // 4
+    beside = x * (2 * item + 5 * max(item, STATISTIC))
+    return Activations((x + 4 * features) * item, x * item, peak, beside)
 
 
-def sequence_most(whole: int, x: int, length: int, ranks: int, item: int) -> int:
-    """1/n of the whole layer's peak, and gathered x, dX as three summands and a sum, and the mask."""
-    return whole // ranks + 5 * x * item + length * length
+def dropping_activations(
+    ranks: int, item: int, *, batch: int, length: int, width: int, hidden: int, dropout: float
+) -> Activations:
+    """The same with the masks of hidden features and outputs; every rank has all of the latter."""
+    x, features = batch * length * width, batch * length * multiple(hidden, ranks)
+    return Activations((2 * x + 5 * features) * item, 2 * x * item)
 
 
-def _activations(name: str, ranks: int, item: int, sizes: Mapping[str, Any]) -> tuple[int, int]:
-    """What a rank saves, and its peak; 0 where that is not judged.
-
-    Per row the layer saves its input, gate, silu(gate), up and the product of the last two; with dropout also
-    the masks of hidden features and outputs. The peak has 2 of each weight, what is saved, and 9 rows; and a
-    quarter more, here and below, as torch may do it otherwise.
-    """
-    if name not in ("mlp", "mlp_dropout", "async_tp"):
-        return _of_sequence(ranks, item, **sizes) if name == "sequence" else (0, 0)
-    length = multiple(sizes["length"], ranks) if name == "async_tp" else sizes["length"]
-    tokens, hidden = sizes["batch"] * length, multiple(sizes["hidden"], ranks)
-    x, features = tokens * sizes["width"], tokens * hidden
-    if name == "async_tp":
-        return (x + 4 * features) * item // ranks, 0
-    if name == "mlp_dropout":
-        return mlp_saved((2 * x + 5 * features) * item, 2 * x * item, ranks), 0
-    whole = (6 * sizes["width"] * hidden + 4 * features + 10 * x) * item * 5 // 4
-    return mlp_saved((x + 4 * features) * item, x * item, ranks), mlp_most(whole, x, ranks, item)
+def async_activations(ranks: int, item: int, *, length: int, **sizes: int) -> Activations:
+    """What an MLP saves, all of it split."""
+    whole = mlp_activations(ranks, item, length=multiple(length, ranks), **sizes)
+    return Activations(whole.saved, 0)
 
 
-def _of_sequence(
+def sequence_activations(
     ranks: int, item: int, *, batch: int, length: int, channels: int, heads: int, hidden: int
-) -> tuple[int, int]:
-    """The same for `sequence`.
+) -> Activations:
+    """Per row the block saves 3 rows and a number in each norm, and as much as an MLP.
 
-    Per row the block saves 3 rows and a number in each norm; queries, keys, values and output of every head;
-    what an MLP saves; also all scores, a mask and two tables. The peak adds 2 of each weight, the scores
-    again, and 10 rows.
+    Also saved are queries, keys, values and output of every head, all scores, a mask and two rotary tables;
+    mask and tables are whole on every rank. The peak adds 2 of each weight, the scores again, and 10 rows.
+    Besides, a rank has gathered x, dX as three summands and a sum, and the mask.
     """
     length = multiple(length, ranks)
     tokens, width = batch * length, ranks * heads * channels
@@ -225,9 +225,17 @@ def _of_sequence(
     numbers = 10 * x + tokens * (2 + 4 * ranks * hidden) + scores + 2 * length * channels
     saved = numbers * item + length**2
     weights = 2 * width + 2 * width * (width + ranks * channels) + 3 * width * ranks * hidden
-    whole = ((2 * weights + scores + 10 * x) * item + saved) * 5 // 4
-    most = sequence_most(whole, x, length, ranks, item)
-    return sequence_saved(saved, length, channels, ranks, item), most
+    peak = ((2 * weights + scores + 10 * x) * item + saved) * 5 // 4
+    entire = length**2 + 2 * length * channels * item
+    return Activations(saved, entire, peak, 5 * x * item + length**2)
+
+
+ACTIVATIONS: dict[str, Callable[..., Activations]] = {  # where they are judged
+    "mlp": mlp_activations,
+    "mlp_dropout": dropping_activations,
+    "async_tp": async_activations,
+    "sequence": sequence_activations,
+}
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
@@ -240,10 +248,11 @@ def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_
     ranks, found = sum(per_node), dict[tuple[str, str], dict[str, Bytes]]()
     for dtype, item in items.items():
         size = ELEMENTS[name](ranks, **sizes) * item
-        saved, most = _activations(name, ranks, item, sizes)
-        found["", dtype] = {"params": size, "grads": size}
-        if saved:
-            found["", dtype]["activations"] = (ranks * saved * 3 // 4, ranks * saved * 3 // 2)
-        if most:
-            found["", dtype][PEAK] = (0, ranks * most)
+        held = found["", dtype] = {"params": size, "grads": size}
+        if name in ACTIVATIONS:
+            of = ACTIVATIONS[name](ranks, item, **sizes)
+            saved = ranks * of.share(of.saved, ranks)
+            held["activations"] = (saved * 3 // 4, saved * 3 // 2)
+            if of.peak:
+                held[PEAK] = (0, ranks * of.most(of.peak, ranks))
     return found

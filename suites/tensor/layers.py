@@ -46,19 +46,17 @@ def embedding(tokens: Tensor, table: Tensor, group: Group) -> Tensor:
     return reduce_from(functional.embedding(index, table).masked_fill(~inside.unsqueeze(-1), 0), group)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, group: Group) -> Tensor:
-    """-log softmax at the target, per token, of logits whose vocabulary is split (see `_CrossEntropy`)."""
-    return _CrossEntropy.apply(logits, targets, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def vocabulary(tokens: Tensor, targets: Tensor, table: Tensor, head: Tensor, group: Group) -> Tensor:
     """Embedding, head and cross-entropy, on this rank's words; the loss of every token."""
     hidden = copy_to(embedding(tokens, table, group), group)
-    return cross_entropy(functional.linear(hidden, head), targets, group)
+    logits = functional.linear(hidden, head)
+    return _CrossEntropy.apply(logits, targets, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _CrossEntropy(Function):
-    """log(sum of exp(z - m)) - (z_target - m), m the largest logit of all ranks.
+    """-log softmax at the target of logits z whose vocabulary is split, for each token.
+
+    It is log(sum of exp(z - m)) - (z_target - m), where m is the largest logit of all ranks.
 
     Forward: three all_reduces of one number per token: max of m, sum of the target's logit (zero but on the
     rank that has it), sum of the exponentials. Backward: nothing, softmax - onehot is local. As Megatron-LM's

@@ -15,10 +15,11 @@ from fixtures.ranks.study.driver import TRAINED
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
 from suites.tensor.dropout import DroppingMlp
-from suites.tensor.issued import enough
+from suites.tensor.issued import enough, multiple
 from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
+Model = tuple[nn.Module, Tensor]  # with its input
 
 
 class Vocabulary(nn.Module):
@@ -45,39 +46,45 @@ def activations(ctx: Context, batch: int, length: int, width: int) -> Tensor:
     return drawn(ctx.seed + 1, batch, length, width).to(ctx.device)
 
 
-def linear(ctx: Context, width: int, features: int) -> nn.Module:
+def linear(ctx: Context, batch: int, length: int, width: int, features: int) -> Model:
     """A linear layer with a bias."""
     with seeded(ctx.seed):
-        return nn.Linear(width, features).to(ctx.device).double()
+        whole = nn.Linear(width, features).to(ctx.device).double()
+    return whole, activations(ctx, batch, length, width)
 
 
-def mlp(ctx: Context, width: int, hidden: int) -> nn.Module:
+def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> Model:
     """A SwiGLU."""
-    return _whole(ctx, lambda: Mlp(width, hidden))
+    hidden = multiple(hidden, ctx.size)
+    fits(ctx, batch * length, 3 * width * hidden, 4 * width + 6 * hidden)
+    return _whole(ctx, lambda: Mlp(width, hidden)), activations(ctx, batch, length, width)
 
 
-def dropping_mlp(ctx: Context, width: int, hidden: int, share: float) -> DroppingMlp:
+def dropping_mlp(
+    ctx: Context, *, batch: int, length: int, width: int, hidden: int, dropout: float
+) -> tuple[DroppingMlp, Tensor]:
     """A SwiGLU that drops a share of its hidden features and of its outputs."""
     with seeded(ctx.seed):
-        whole = DroppingMlp(width, hidden, share, ranks=ctx.size, seed=ctx.seed)
+        whole = DroppingMlp(width, multiple(hidden, ctx.size), dropout, ranks=ctx.size, seed=ctx.seed)
     whole.drawn_on = ctx.device
-    return whole.to(ctx.device).double()
+    return whole.to(ctx.device).double(), activations(ctx, batch, length, width)
 
 
-def attention(ctx: Context, width: int, heads: int, kv_heads: int) -> nn.Module:
-    """Grouped-query attention."""
+def attention(ctx: Context, *, batch: int, length: int, channels: int, heads: int, kv_heads: int) -> Model:
+    """Grouped-query attention with so many heads in all."""
     with seeded(ctx.seed):
-        return Attention(width, heads, kv_heads).to(ctx.device).double()
+        whole = Attention(heads * channels, heads, kv_heads).to(ctx.device).double()
+    return whole, activations(ctx, batch, length, heads * channels)
 
 
-def block(ctx: Context, batch: int, length: int, *, channels: int, heads: int, hidden: int) -> nn.Module:
+def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int) -> Model:
     """A block with `heads` query heads, one key-value head and `hidden` features for each rank."""
     heads_in_all = ctx.size * heads
     width, features = heads_in_all * channels, ctx.size * hidden
     elements = width * (2 * width + 2 * ctx.size * channels + 3 * features)
     fits(ctx, batch * length, elements, 16 * width + 6 * features, batch * heads_in_all * length**2)
     sizes = width, heads_in_all, ctx.size, features
-    return _whole(ctx, lambda: Block(*sizes))
+    return _whole(ctx, lambda: Block(*sizes)), activations(ctx, batch, length, width)
 
 
 def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
@@ -90,6 +97,7 @@ def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
 
 def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) -> tuple[Vocabulary, Tensor]:
     """The model with its targets, and its tokens: at least as many as there are borders."""
+    words = multiple(words, ctx.size)
     long = enough(batch, length, ctx.size)
     numbers, targets = (tokens(ctx.seed + more, batch, long, words) for more in (1, 2))
     borders = _borders(words, ctx.size)

@@ -169,9 +169,9 @@ class FusedMlp(Functional):
         right = run_once(unfused, dtype).results
         return [parity.entry(f"{what}, unfused", run.results[what], right[what]) for what in right]
 
-    def exchange(self, ctx: Context, kind: str) -> Collective:
+    def exchange(self, kind: str) -> Collective:
         """Make one through the fused operations."""
-        return Move(kind, SIZE_BYTES[ctx.device.type], call=self._moved).exchange(ctx, "fp64")
+        return Move(kind, SIZE_BYTES[self.ctx.device.type], call=self._moved).exchange(self.ctx, "fp64")
 
     def _moved(self, call: Call) -> None:
         """Gather with a product, or reduce after one: with the identity matrix, which changes no number."""
@@ -183,9 +183,9 @@ class FusedMlp(Functional):
         else:
             received.copy_(self.ops.scatter(matrix, one, 0))
 
-    def figures(self, ctx: Context) -> Mapping[str, float]:
+    def figures(self) -> Mapping[str, float]:
         """Measure how much is hidden."""
-        return {"overlap": overlap(ctx, self.ops)}
+        return {"overlap": overlap(self.ctx, self.ops)}
 
 
 def overlap(ctx: Context, ops: Fused) -> float:

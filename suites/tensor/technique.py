@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from fixtures.ranks.study.pattern import Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.peak import watch
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.collectives import collective_of
+from suites.tensor.issued import ACTIVATIONS, CALLS, ELEMENTS, GROUP, Activations
 from suites.tensor.regions import Group, all_reduce
 
 Tensor = torch.Tensor
@@ -48,31 +49,39 @@ Cut = Callable[[Tensor], Tensor]  # a view: what of a whole tensor a rank holds
 Weights = dict[str, Tensor]
 Forward = Callable[[Weights, Tensor], Tensor]
 
-GROUP = "tp"
 SIZE_BYTES = {"cpu": 1 << 18, "cuda": 1 << 26}  # of a collective that is timed
 _BUDGET_S = 1.0
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Layer(Technique[Sequence[Tensor]]):
     """A layer on the ranks of a group; the parameters that this rank holds are kept.
 
+    The step has this `name`, and was asked for with these `sizes`: its closed forms are made of them.
     `cuts`: what a rank holds of "input", "forward" and every weight; what is not named is whole everywhere.
-    `issued`: the collectives of one forward and backward, from the bytes of an item. `elements`: of weights
-    that one rank holds. `most`: the peak of one rank, from that of the whole layer and the bytes of an item.
     """
 
-    whole: nn.Module
-    x: Tensor
-    group: Group
-    issued: Callable[[int], Expected]
-    elements: int
-    most: Callable[[int, int], int] | None = None
+    ctx: Context
+    name: str
+    sizes: Mapping[str, Any]
+    model: tuple[nn.Module, Tensor]  # and its input
     cuts: Mapping[str, Cut] = field(default_factory=dict)
+    _: KW_ONLY
     local: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        self.whole, self.x = self.model
         self.direction = direction_for(self.whole, self.x)
+        self.group = Group(self.ctx.rank, self.ctx.size)
+
+    def issued(self, dtype: torch.dtype) -> Expected:
+        """The collectives of one forward and backward."""
+        return CALLS[self.name](self.ctx.size, dtype.itemsize, **self.sizes)
+
+    def activations(self, dtype: torch.dtype) -> Activations | None:
+        """The closed form of what is saved for backward, and of the peak, if there is one."""
+        form = ACTIVATIONS.get(self.name)
+        return form(self.ctx.size, dtype.itemsize, **self.sizes) if form else None
 
     @abstractmethod
     def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
@@ -128,11 +137,12 @@ class Layer(Technique[Sequence[Tensor]]):
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What is issued among the ranks of the group, or of parts of it."""
-        return [Form(self.issued(dtype.itemsize), GROUP)]
+        return [Form(self.issued(dtype), GROUP)]
 
     def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
         """Weights and gradients by their storage: a part that is a view of the whole keeps the whole."""
-        expected, grads = self.elements * dtype.itemsize, [one.grad for one in run.kept]
+        expected = ELEMENTS[self.name](self.ctx.size, **self.sizes) * dtype.itemsize
+        grads = [one.grad for one in run.kept]
         return [
             memory.entry("params", memory.storage_bytes(run.kept), expected),
             memory.entry("grads", memory.storage_bytes([one for one in grads if one is not None]), expected),
@@ -140,33 +150,43 @@ class Layer(Technique[Sequence[Tensor]]):
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """A share of the whole layer's peak, measured on this rank alone."""
-        if self.most is None:
-            return "nobody has derived it"
+        form = self.activations(dtype)
+        if form is None or not form.peak:
+            return super().peak(dtype)
         with watch() as watched:
             model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
             with watched.looking():
                 backward(model(x), self.direction, x)
-        return self.most(watched.most_bytes, dtype.itemsize)
+        return form.most(watched.most_bytes, self.ctx.size)
 
-    def exchange(self, ctx: Context, kind: str) -> Collective:
+    def exchange(self, kind: str) -> Collective:
         """Make a collective ready with an exact payload."""
-        return Move(kind, SIZE_BYTES[ctx.device.type]).exchange(ctx, "int32")
+        return Move(kind, SIZE_BYTES[self.ctx.device.type]).exchange(self.ctx, "int32")
 
-    def figures(self, ctx: Context) -> Mapping[str, float]:
+    def figures(self) -> Mapping[str, float]:
         """Measure figures that only this technique has."""
         return {}
+
+    def told(self) -> dict[str, Any]:
+        """Study it, time it with nothing else running, and send exact payloads through its collectives."""
+        if self.ctx.at_size:
+            return at_size(self.ctx, self)
+        found = study(self.ctx, self)
+        said, left = answer(found), list[Left[Sequence[Tensor]]]()
+        self.ctx.progress.phase("timed step")
+        run = self.ready(TRAINED)
+        step_s = seconds_of(self.ctx, lambda: left.append(run()))
+        first, again = found.runs[TRAINED].results, self.comparable(left[0].results)
+        said["repeat"] += [parity.equal(f"{what} (timed, bf16)", again[what], first[what]) for what in first]
+        moved = sent(self)
+        return {**said, **moved, "figures": {"step_seconds": step_s, **moved["figures"], **self.figures()}}
 
 
 @dataclass(kw_only=True)
 class Functional(Layer):
-    """A layer as a function of this rank's weights and input.
-
-    `saved`: the bytes that one rank saves for backward, from those that the whole layer saves and the bytes
-    of an item; None where that is not judged.
-    """
+    """A layer as a function of this rank's weights and input."""
 
     forward: Forward
-    saved: Callable[[int, int], int] | None = None
 
     def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
         """Cut every parameter into a leaf."""
@@ -178,37 +198,22 @@ class Functional(Layer):
 
     def memory(self, dtype: torch.dtype, run: Run[Sequence[Tensor]]) -> Entries:
         """Add what forward saves for backward."""
-        held = super().memory(dtype, run)
-        if self.saved is None:
+        held, form = super().memory(dtype, run), self.activations(dtype)
+        if form is None:
             return held
         model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
         whole_bytes = memory.saved_activation_bytes(lambda: model(x), model.parameters())
         weights, forward = self.make(dtype)
         mine = as_input(self.cut("input", self.x), dtype)
         found_bytes = memory.saved_activation_bytes(lambda: forward(mine), weights.values())
-        return [*held, memory.entry("activations", found_bytes, self.saved(whole_bytes, dtype.itemsize))]
+        return [*held, memory.entry("activations", found_bytes, form.share(whole_bytes, self.ctx.size))]
 
 
-def told(ctx: Context, layer: Layer) -> dict[str, Any]:
-    """Study a layer, time it with nothing else running, and send exact payloads through its collectives."""
-    if ctx.at_size:
-        return at_size(ctx, layer)
-    found = study(ctx, layer)
-    said, left = answer(found), list[Left[Sequence[Tensor]]]()
-    ctx.progress.phase("timed step")
-    run = layer.ready(TRAINED)
-    step_s = seconds_of(ctx, lambda: left.append(run()))
-    first, again = found.runs[TRAINED].results, layer.comparable(left[0].results)
-    said["repeat"] += [parity.equal(f"{what} (timed, bf16)", again[what], first[what]) for what in first]
-    moved = sent(ctx, layer)
-    return {**said, **moved, "figures": {"step_seconds": step_s, **moved["figures"], **layer.figures(ctx)}}
-
-
-def sent(ctx: Context, layer: Layer) -> dict[str, Any]:
+def sent(layer: Layer) -> dict[str, Any]:
     """Bus bandwidth (GB/s) of each kind of collective, and of all in turn; and what arrived wrong."""
-    found = {}
-    for kind in sorted(layer.issued(TRAINED.itemsize)):
-        found[kind] = timed(ctx, Pattern([layer.exchange(ctx, kind)]), kind, budget_s=_BUDGET_S)
+    ctx, found = layer.ctx, {}
+    for kind in sorted(layer.issued(TRAINED)):
+        found[kind] = timed(ctx, Pattern([layer.exchange(kind)]), kind, budget_s=_BUDGET_S)
     size_bytes = SIZE_BYTES[ctx.device.type]
     wrong = exact(ctx, Pattern.of(ctx, [Move(kind, size_bytes) for kind in found], "bf16"), "bf16")
     bus_bytes = {kind: size_bytes * collective_of(kind).busbw_factor(ctx.size) for kind in found}
