@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
@@ -23,82 +23,6 @@ _COUNTERS_BYTES = 64  # of the random state, which a GPU's kernel saves for back
 Both = tuple[Calls, Calls]  # forward and backward
 
 
-def all_gather_kv(ranks: int, kv: int, wide_kv: int) -> Both:
-    """All ranks' K and V; backward the gradients of all ranks' K and V, wide."""
-    return {"all_gather": (1, ranks * kv)}, {"reduce_scatter": (1, ranks * wide_kv)}
-
-
-def ring(ranks: int, kv: int, wide_kv: int) -> Both:
-    """w-1 rounds of K and V; backward w-1 rounds of K and V, and w of their gradients, wide."""
-    there = (ranks - 1, (ranks - 1) * kv)
-    back = (2 * ranks - 1, there[1] + ranks * wide_kv)
-    return {"send": there, "recv": there}, {"send": back, "recv": back}
-
-
-def torch_ring(rotation: str, ranks: int, kv: int, wide_kv: int) -> Both:
-    """All K and V gathered, or w-1 rounds of them; backward the same, and w rounds of their gradients, wide.
-
-    A round is an all_to_all in which a rank sends only to the next one.
-    """
-    rounds = 0 if rotation == GATHERED else ranks - 1
-    there = {"all_to_all": (rounds, rounds * kv)} if rounds else {"all_gather": (1, ranks * kv)}
-    return there, {**there, "all_to_all": (rounds + ranks, rounds * kv + ranks * wide_kv)}
-
-
-def ulysses(heads: int, kv_heads: int, head: int) -> Both:
-    """Q, K, V and the output; backward their gradients. A head has `head` bytes."""
-    four = {"all_to_all": (4, (2 * heads + 2 * kv_heads) * head)}
-    return four, four
-
-
-def repeats(kv_heads: int, ranks: int) -> int:
-    """How often key heads are repeated so that every rank has one."""
-    return max(ranks // kv_heads, 1)
-
-
-def _by_rank(form: Callable[[int, int, int], Both]) -> Callable[[int, int, Mapping[str, Any]], Both]:
-    def calls(ranks: int, item: int, asked: Mapping[str, Any]) -> Both:
-        numbers = 2 * asked["batch"] * asked["kv_heads"] * asked["tokens"] * asked["dim"]
-        return form(ranks, numbers * item, numbers * max(item, WIDE))
-
-    return calls
-
-
-def _by_head(ranks: int, item: int, asked: Mapping[str, Any]) -> Both:
-    kv_heads = asked["kv_heads"] or ranks
-    head = asked["batch"] * asked["tokens"] * asked["dim"] * item
-    return ulysses(asked["heads_per_rank"] * ranks, kv_heads * repeats(kv_heads, ranks), head)
-
-
-def _by_torch(ranks: int, item: int, asked: Mapping[str, Any]) -> Both:
-    return _by_rank(partial(torch_ring, asked["rotation"]))(ranks, item, asked)
-
-
-_STEPS: dict[str, Callable[[int, int, Mapping[str, Any]], Both]] = {
-    "all_gather_kv": _by_rank(all_gather_kv),
-    "ring": _by_rank(ring),
-    "zigzag": _by_rank(ring),
-    "ulysses": _by_head,
-    "torch_ring": _by_torch,
-}
-_FUSED = {"torch_ring": {"bf16": TRAINED_BYTES}}  # the dtypes in which its kernel is fused at every size
-
-
-def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
-    """Give what every rank of a planned case issues, from the ranks per node."""
-    name = step.partition(".")[2]
-    form, studied = _STEPS[name], _FUSED.get(name, STUDIED_BYTES)
-    items = {"": TRAINED_BYTES} if asked.get("at_size") else studied
-    return {
-        (phase, dtype): calls
-        for dtype, item in items.items()
-        for phase, calls in zip((FORWARD, BACKWARD), form(sum(per_node), item, asked), strict=True)
-    }
-
-
-# what a rank holds
-
-
 @dataclass(frozen=True)
 class Shape:
     """The sizes of an attention; equal groups of query heads share a key head."""
@@ -109,6 +33,7 @@ class Shape:
     kv_heads: int
     dim: int
     causal: bool
+    rotation: str = ""  # torch's name for how it passes on K and V
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -172,6 +97,67 @@ class Part:
     def scores(self) -> int:
         """Bytes of the scores of its queries and as many keys, wide."""
         return self.shape.batch * self.shape.heads * self.tokens**2 * self.wide
+
+
+def shape_of(
+    ranks: int,
+    *,
+    tokens: int,
+    kv_heads: int,
+    heads: int = 0,
+    heads_per_rank: int = 0,
+    causal: int = True,
+    **sizes: Any,  # noqa: ANN401 - what else a shape has
+) -> Shape:
+    """The shape from positions, and possibly heads, per rank; 0 key heads stand for one per rank."""
+    heads = heads or heads_per_rank * ranks
+    return Shape(length=tokens * ranks, heads=heads, kv_heads=kv_heads or ranks, causal=bool(causal), **sizes)
+
+
+# what is sent
+
+
+def all_gather_kv(part: Part) -> Both:
+    """All ranks' K and V; backward the gradients of all ranks' K and V, wide."""
+    ranks = part.ranks
+    return {"all_gather": (1, ranks * part.kv)}, {"reduce_scatter": (1, ranks * part.wide_kv)}
+
+
+def ring(part: Part) -> Both:
+    """w-1 rounds of K and V; backward w-1 rounds of K and V, and w of their gradients, wide."""
+    rounds = part.ranks - 1
+    there = (rounds, rounds * part.kv)
+    back = (rounds + part.ranks, rounds * part.kv + part.ranks * part.wide_kv)
+    return {"send": there, "recv": there}, {"send": back, "recv": back}
+
+
+def torch_ring(part: Part) -> Both:
+    """All K and V gathered, or w-1 rounds of them; backward the same, and w rounds of their gradients, wide.
+
+    A round is an all_to_all in which a rank sends only to the next one.
+    """
+    rounds = 0 if part.shape.rotation == GATHERED else part.ranks - 1
+    there = (
+        {"all_to_all": (rounds, rounds * part.kv)} if rounds else {"all_gather": (1, part.ranks * part.kv)}
+    )
+    back = (rounds + part.ranks, rounds * part.kv + part.ranks * part.wide_kv)
+    return there, {**there, "all_to_all": back}
+
+
+def ulysses(part: Part) -> Both:
+    """Q, K, V and the output; backward their gradients."""
+    shape = part.shape
+    kv_heads = shape.kv_heads * repeats(shape.kv_heads, part.ranks)
+    four = {"all_to_all": (4, 2 * part.of(shape.heads + kv_heads))}
+    return four, four
+
+
+def repeats(kv_heads: int, ranks: int) -> int:
+    """How often key heads are repeated so that every rank has one."""
+    return max(ranks // kv_heads, 1)
+
+
+# what a rank holds
 
 
 def _held(part: Part, saved_kv: int, worked_with: int) -> Weighed:
@@ -239,36 +225,37 @@ def ulysses_held(part: Part) -> Weighed:
     return {"activations": saved, PEAK: given + saved + 2 * part.q + row_sums + copies + masks + worked_with}
 
 
-def ring_shape(ranks: int, *, tokens: int, causal: int = True, **sizes: int) -> Shape:
-    """The shape from positions per rank; a zig-zag is always causal."""
-    return Shape(length=tokens * ranks, causal=bool(causal), **sizes)
-
-
-def heads_shape(ranks: int, *, heads_per_rank: int, kv_heads: int, **sizes: int) -> Shape:
-    """The shape from positions and heads per rank; 0 key heads stand for one per rank."""
-    return ring_shape(ranks, heads=heads_per_rank * ranks, kv_heads=kv_heads or ranks, **sizes)
-
-
-def torch_shape(ranks: int, *, rotation: str, module: str = "", **sizes: int) -> Shape:
-    """The shape, whatever the rotation."""
-    return ring_shape(ranks, **sizes)
-
-
-_HELD: dict[str, tuple[Callable[..., Shape], Callable[[Part], Weighed]]] = {
-    "all_gather_kv": (ring_shape, all_gather_kv_held),
-    "ring": (ring_shape, ring_held),
-    "zigzag": (ring_shape, ring_held),
-    "ulysses": (heads_shape, ulysses_held),
-    "torch_ring": (torch_shape, torch_ring_held),
+FORMS: dict[str, tuple[Callable[[Part], Both], Callable[[Part], Weighed]]] = {
+    "all_gather_kv": (all_gather_kv, all_gather_kv_held),
+    "ring": (ring, ring_held),
+    "zigzag": (ring, ring_held),
+    "ulysses": (ulysses, ulysses_held),
+    "torch_ring": (torch_ring, torch_ring_held),
 }
+_FUSED = {"torch_ring": {"bf16": TRAINED_BYTES}}  # the dtypes in which its kernel is fused at every size
+
+
+def _parts(name: str, asked: Mapping[str, Any], ranks: int) -> dict[str, Part]:
+    """A rank's part in each dtype that a planned case runs in."""
+    shape = shape_of(
+        ranks, **{key: value for key, value in asked.items() if key not in ("at_size", "module")}
+    )
+    large = bool(asked.get("at_size"))
+    items = {"": TRAINED_BYTES} if large else _FUSED.get(name, STUDIED_BYTES)
+    return {dtype: Part(shape, ranks, item, large or name in _FUSED) for dtype, item in items.items()}
+
+
+def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
+    """Give what every rank of a planned case issues, from the ranks per node."""
+    name = step.partition(".")[2]
+    return {
+        (phase, dtype): calls
+        for dtype, part in _parts(name, asked, sum(per_node)).items()
+        for phase, calls in zip((FORWARD, BACKWARD), FORMS[name][0](part), strict=True)
+    }
 
 
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
     """Give what every rank of a planned case holds, from the ranks per node."""
     name = step.partition(".")[2]
-    shaped, form = _HELD[name]
-    ranks, large = sum(per_node), bool(asked.get("at_size"))
-    shape = shaped(ranks, **{key: value for key, value in asked.items() if key != "at_size"})
-    fused = large or name in _FUSED
-    items = {"": TRAINED_BYTES} if large else _FUSED.get(name, STUDIED_BYTES)
-    return {("", dtype): form(Part(shape, ranks, item, fused)) for dtype, item in items.items()}
+    return {("", dtype): FORMS[name][1](part) for dtype, part in _parts(name, asked, sum(per_node)).items()}

@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 
 from suites.context.layout import Layout, hidden
+from suites.tensor.regions import Group
 
 KEYS, GRADIENTS = 0, 1  # what is passed on: gloo matches transfers by tag, NCCL by order
 Blocks = Iterable["tuple[int, torch.Tensor]"]
 Gradients = Callable[[torch.Tensor, int], "tuple[torch.Tensor, torch.Tensor]"]  # of a block from a rank
-Group = Any  # a process group; None is the default one
 
 
 @dataclass
@@ -58,16 +58,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class Pass:
     """One step of the ring in flight: a block goes to the next rank, and the previous one's arrives."""
 
-    def __init__(
-        self, block: torch.Tensor, into: torch.Tensor, rank: int, size: int, what: int, *, group: Group = None
-    ) -> None:
+    def __init__(self, block: torch.Tensor, into: torch.Tensor, group: Group, what: int) -> None:
         """Post the receive first: a rank whose peers all send before they receive would wait for ever."""
-        peers = range(size) if group is None else dist.get_process_group_ranks(group)
-        after, before = peers[(rank + 1) % size], peers[(rank - 1) % size]
+        peers = dist.get_process_group_ranks(group.handle)
+        after, before = peers[(group.rank + 1) % group.size], peers[group.rank - 1]
         self._sent, self._into = block, into  # both must outlive the transfer
         pair = [
-            dist.P2POp(dist.irecv, into, before, group, tag=what),
-            dist.P2POp(dist.isend, block, after, group, tag=what),
+            dist.P2POp(dist.irecv, into, before, group.handle, tag=what),
+            dist.P2POp(dist.isend, block, after, group.handle, tag=what),
         ]
         self._works = dist.batch_isend_irecv(pair)
 
@@ -96,19 +94,17 @@ class Buffers:
         return buffer
 
 
-def visits(
-    block: torch.Tensor, rank: int, size: int, tally: Tally | None = None, *, group: Group = None
-) -> Iterator[Any]:
+def visits(block: torch.Tensor, group: Group, tally: Tally | None = None) -> Iterator[Any]:
     """Yield (rank, its block) for every rank, own first; the next one travels while the caller uses this one.
 
     A block is valid until the next but one is requested.
     """
     buffers = Buffers(block, tally)
-    for number in range(size - 1):
-        coming = Pass(block, buffers.next(), rank, size, KEYS, group=group)
-        yield (rank - number) % size, block
+    for number in range(group.size - 1):
+        coming = Pass(block, buffers.next(), group, KEYS)
+        yield (group.rank - number) % group.size, block
         block = coming.arrived()
-    yield (rank + 1) % size, block
+    yield (group.rank + 1) % group.size, block
 
 
 @dataclass
@@ -200,13 +196,13 @@ def fold(queries: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return queries.to(wide(queries.dtype)).reshape(batch, kv_heads, heads // kv_heads * tokens, dim)
 
 
-def ring_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+def ring_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel, group: Group) -> torch.Tensor:
     """Attention of this rank's queries over every rank's keys and values, which `kv` has stacked.
 
     Forward passes K and V on w-1 times. Backward passes them on w-1 times again, and dK and dV w times: they
     travel with the block that they belong to, every rank adds its part, and the last pass brings them home.
     """
-    found: torch.Tensor = _Ring.apply(q, kv, kernel)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Ring.apply(q, kv, kernel, group)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -218,27 +214,31 @@ def block_attention(q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:  # noqa: ANN401
-        layout = kernel.layout
-        return _kept(
-            ctx, q, kv, kernel, visits(kv, layout.rank, layout.size, kernel.tally, group=layout.group)
-        )
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        kernel: Kernel,
+        group: Group,
+    ) -> torch.Tensor:
+        ctx.group = group
+        return _kept(ctx, q, kv, kernel, visits(kv, group, kernel.tally))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
         """Pass the blocks round once more, with their gradients."""
         q, kv, out, norm = ctx.saved_tensors
-        of_block, layout = ctx.kernel.backward(q, out, norm, gradients[0]), ctx.kernel.layout
+        of_block = ctx.kernel.backward(q, out, norm, gradients[0])
         dq = torch.zeros_like(q, dtype=wide(q.dtype))
         buffers, coming = Buffers(torch.empty_like(kv, dtype=dq.dtype)), None
-        for source, block in visits(kv, layout.rank, layout.size, group=layout.group):
+        for source, block in visits(kv, ctx.group):
             more, mine = of_block(block, source)
             dq += more
             mine = mine if coming is None else coming.arrived() + mine
-            coming = Pass(mine, buffers.next(), layout.rank, layout.size, GRADIENTS, group=layout.group)
+            coming = Pass(mine, buffers.next(), ctx.group, GRADIENTS)
         if coming is None:
             raise ValueError("a ring without ranks has no gradient")
-        return dq.to(q.dtype), coming.arrived().to(kv.dtype), None
+        return dq.to(q.dtype), coming.arrived().to(kv.dtype), None, None
 
 
 class _Here(torch.autograd.Function):

@@ -17,7 +17,7 @@ from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import TRAINED, answer, study
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.pattern import sent
-from suites.context.issued import Shape, heads_shape, ring_shape
+from suites.context.issued import Shape, shape_of
 from suites.context.technique import ContextParallel
 from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
 from suites.context.torch_ring import MODULE, TorchRing
@@ -30,7 +30,7 @@ def all_gather_kv(ctx: Context, **sizes: int) -> dict[str, Any]:
     A rank keeps w B + 2 q and the log-sum-exp. ("The Llama 3 Herd of Models", 2024, section 3.3.2.)
     `tokens` are the positions of one rank, here and below; the other sizes are those of `Shape`.
     """
-    return _told(ctx, AllGatherKV, ring_shape(ctx.size, **sizes))
+    return _told(ctx, AllGatherKV, shape_of(ctx.size, **sizes))
 
 
 @step
@@ -40,7 +40,7 @@ def ring(ctx: Context, **sizes: int) -> dict[str, Any]:
     So 3w-2 sends in all. A rank keeps B + 2 q and the log-sum-exp, and has at most two blocks of other ranks.
     (Liu, Zaharia, Abbeel: "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023.)
     """
-    return _told(ctx, Ring, ring_shape(ctx.size, **sizes))
+    return _told(ctx, Ring, shape_of(ctx.size, **sizes))
 
 
 @step
@@ -50,7 +50,7 @@ def zigzag(ctx: Context, **sizes: int) -> dict[str, Any]:
     The plain ring's busiest rank has (w-1) S^2 pairs more than its idlest.
     (Zhu: ring-flash-attention, zigzag_ring_flash_attn; "The Llama 3 Herd of Models", 2024, section 3.3.2.)
     """
-    return _told(ctx, ZigZag, ring_shape(ctx.size, **sizes))
+    return _told(ctx, ZigZag, shape_of(ctx.size, **sizes))
 
 
 @step
@@ -61,21 +61,19 @@ def ulysses(ctx: Context, **sizes: int) -> dict[str, Any]:
     to w where there are fewer; 0 stands for one per rank.
     (Jacobs et al.: "DeepSpeed Ulysses", 2023.)
     """
-    return _told(ctx, Ulysses, heads_shape(ctx.size, **sizes))
+    return _told(ctx, Ulysses, shape_of(ctx.size, **sizes))
 
 
 @step
-def torch_ring(
-    ctx: Context, *, tokens: int, rotation: str, module: str = MODULE, **sizes: int
-) -> dict[str, Any]:
+def torch_ring(ctx: Context, *, rotation: str, module: str = MODULE, **sizes: int) -> dict[str, Any]:
     """Forward gathers all K and V, w B, or passes them on w-1 times. Backward: again, and dK and dV w times.
 
     `rotation` is torch's name for either; a pass is an all_to_all in which a rank sends only to the next.
     A rank keeps B + 2 q and the log-sum-exp. Torch has no such attention for CPUs.
     (torch 2.13: torch/distributed/tensor/experimental/_context_parallel/_attention.py.)
     """
-    technique = partial(TorchRing, rotation=rotation, module=module)
-    return _told(ctx, technique, Shape(length=tokens * ctx.size, causal=True, **sizes))
+    shape = shape_of(ctx.size, rotation=rotation, **sizes)
+    return _told(ctx, partial(TorchRing, module=module), shape)
 
 
 def _told(ctx: Context, technique: Callable[..., ContextParallel], shape: Shape) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.at_size import drawn
 from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.pattern import Move
-from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.held import PEAK, Weighed
 from suites.context import layout as context_layout
 from suites.context.fused import Fused, refuse_without_kernel
-from suites.context.issued import BACKWARD, FORWARD, Part, Shape
+from suites.context.issued import BACKWARD, FORMS, FORWARD, Both, Part, Shape
 from suites.context.layout import Layout, Span
 from suites.context.ring_attention import Kernel, Tally, WrittenOut, block_attention, wide
+from suites.tensor.regions import Group
 
 NAMES = ("forward", "grad:q", "grad:k", "grad:v")
 ALONE = "forward of one head on this rank alone"
@@ -54,7 +54,7 @@ class ContextParallel(Technique[Tally]):
     would not be seen with inputs that bf16 can represent.
     """
 
-    holds: ClassVar[staticmethod[[Part], Weighed]]  # the closed form of a rank's memory
+    name: ClassVar[str]  # of its step, in the table of closed forms
     studied: Sequence[torch.dtype] = (EXACT, TRAINED)
     local = (ALONE,)
     once: Collection[str] = (*NAMES, ALONE)
@@ -63,7 +63,7 @@ class ContextParallel(Technique[Tally]):
         if ctx.size < 2:
             raise ValueError("context parallelism needs at least 2 ranks; this world has 1")
         self.ctx, self.shape, self.dtypes = ctx, shape, (dtype,)
-        self.fused = ctx.at_size
+        self.group, self.fused = Group(ctx.rank, ctx.size), ctx.at_size
         if self.fused:
             refuse_without_kernel(ctx.device)
         self.places = self.cut(shape.length, ctx.size)
@@ -76,9 +76,13 @@ class ContextParallel(Technique[Tally]):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Attend with this rank's parts; can be differentiated."""
 
-    @abstractmethod
-    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
+    def issued(self, dtype: torch.dtype) -> Both:
         """The closed forms of what forward and backward issue."""
+        return FORMS[self.name][0](self.sizes(dtype))
+
+    def holds(self, dtype: torch.dtype) -> Weighed:
+        """The closed form of this rank's memory."""
+        return FORMS[self.name][1](self.sizes(dtype))
 
     def sizes(self, dtype: torch.dtype) -> Part:
         """The sizes that the closed forms depend on."""
@@ -132,11 +136,11 @@ class ContextParallel(Technique[Tally]):
         """What forward saves for backward."""
         leaves = self.drawn(dtype).each(self.mine).leaves()
         found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
-        return [memory.entry("activations", found, self.holds(self.sizes(dtype))["activations"])]
+        return [memory.entry("activations", found, self.holds(dtype)["activations"])]
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """The ceiling of its closed form."""
-        return self.holds(self.sizes(dtype))[PEAK]
+        return self.holds(dtype)[PEAK]
 
     def beside(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """Compare the work that was done with its closed form."""
@@ -168,7 +172,7 @@ class ContextParallel(Technique[Tally]):
     def _alone(self, whole: Tensors) -> torch.Tensor:
         """Attention of one head, in which no peer takes part."""
         span = self.span(torch.arange(self.shape.length))
-        layout = Layout(0, span, (span,), self.shape.causal)
+        layout = Layout(span, (span,), self.shape.causal)
         head = torch.stack((whole.k[:, :1], whole.v[:, :1]))
         return block_attention(whole.q[:, :1], head, self.kernel(layout, Tally()))
 

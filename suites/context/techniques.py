@@ -14,18 +14,8 @@ from fixtures.ranks.study.calibrated import Pace
 from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Run
 from fixtures.ranks.study.overlap import Action, in_turn, stage_for, uneven
 from fixtures.ranks.study.pattern import Move
-from fixtures.ranks.study.traffic import Expected
 from suites.context import layout as context_layout
-from suites.context.issued import (
-    Shape,
-    all_gather_kv,
-    all_gather_kv_held,
-    repeats,
-    ring,
-    ring_held,
-    ulysses,
-    ulysses_held,
-)
+from suites.context.issued import Shape, repeats
 from suites.context.layout import Layout
 from suites.context.moves import to_heads, to_sequence, whole_sequence
 from suites.context.ring_attention import (
@@ -48,47 +38,36 @@ BLOCKS = {"cpu": (128, 32), "cuda": (4096, 128)}
 class AllGatherKV(ContextParallel):
     """Every rank gathers all keys and values, and attends with its own queries."""
 
-    holds = staticmethod(all_gather_kv_held)
+    name = "all_gather_kv"
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Gather K and V, then attend."""
         whole = torch.arange(self.shape.length)
         blocks = self.places if self.fused else (whole,)
-        layout = Layout(
-            0, self.span(self.places[self.ctx.rank]), (*map(self.span, blocks),), self.shape.causal
-        )
-        gathered = whole_sequence(torch.stack((k, v)), Group(self.ctx.rank, self.ctx.size))
+        queries = self.span(self.places[self.ctx.rank])
+        layout = Layout(queries, (*map(self.span, blocks),), self.shape.causal)
+        gathered = whole_sequence(torch.stack((k, v)), self.group)
         return block_attention(q, gathered, self.kernel(layout, tally))
-
-    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """One all_gather, and one reduce_scatter."""
-        part = self.sizes(dtype)
-        return all_gather_kv(part.ranks, part.kv, part.wide_kv)
 
 
 class Ring(ContextParallel):
     """Keys and values pass from rank to rank, each rank holding one block at a time."""
 
-    holds = staticmethod(ring_held)
+    name = "ring"
 
     @cached_property
     def layout(self) -> Layout:
         """Every rank's block; made once, because positions are copied to the device."""
         spans = tuple(self.span(places) for places in self.places)
-        return Layout(self.ctx.rank, spans[self.ctx.rank], spans, self.shape.causal)
+        return Layout(spans[self.ctx.rank], spans, self.shape.causal)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Attend while the blocks go round once."""
-        return ring_attention(q, torch.stack((k, v)), self.kernel(self.layout, tally))
-
-    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """The sends of all rounds."""
-        part = self.sizes(dtype)
-        return ring(part.ranks, part.kv, part.wide_kv)
+        return ring_attention(q, torch.stack((k, v)), self.kernel(self.layout, tally), self.group)
 
     def memory(self, dtype: torch.dtype, run: Run[Tally]) -> Entries:
         """Add other ranks' K and V held at a time: the block in use and the next one."""
-        right, live = self.holds(self.sizes(dtype)), "live unsharded"
+        right, live = self.holds(dtype), "live unsharded"
         return [*super().memory(dtype, run), memory.entry(live, run.kept.buffer_bytes(), right[live])]
 
     def moves(self) -> list[Move]:
@@ -106,11 +85,11 @@ class Ring(ContextParallel):
 
 def hiding(ctx: Context, block: torch.Tensor) -> dict[str, float]:
     """Pass a block on w-1 times while computing for known times, after some that hides nothing."""
-    rank, size, pace = ctx.rank, ctx.size, Pace(ctx.device)
+    group, pace = Group(ctx.rank, ctx.size), Pace(ctx.device)
     ctx.progress.phase("overlap")
-    around: Action = lambda: list(visits(block, rank, size))  # noqa: E731 - a name for a thing to time
+    around: Action = lambda: list(visits(block, group))  # noqa: E731 - a name for a thing to time
     around()
-    first, *lengths = uneven(rank, size + 1, stage_for(ctx, around, size - 1))
+    first, *lengths = uneven(ctx.rank, ctx.size + 1, stage_for(ctx, around, ctx.size - 1))
 
     def compute() -> None:
         for seconds in (first, *lengths):
@@ -120,13 +99,13 @@ def hiding(ctx: Context, block: torch.Tensor) -> dict[str, float]:
         buffers = Buffers(block)
         pace.spend(first)
         for number, seconds in enumerate(lengths):
-            if number < size - 1:
-                Pass(block, buffers.next(), rank, size, KEYS).arrived()
+            if number < ctx.size - 1:
+                Pass(block, buffers.next(), group, KEYS).arrived()
             pace.spend(seconds)
 
     def both() -> None:
         pace.spend(first)
-        for seconds, _ in zip(lengths, visits(block, rank, size), strict=True):
+        for seconds, _ in zip(lengths, visits(block, group), strict=True):
             pace.spend(seconds)
 
     return in_turn(ctx, (compute, one_by_one, both), overlap.ROUNDS, one_by_one=True)
@@ -136,13 +115,15 @@ def passing(what: int) -> Callable[[Call], None]:
     """One round of the ring, as `send_recv`."""
 
     def call(round_: Call) -> None:
-        Pass(round_.sent, round_.received, round_.rank, round_.size, what).arrived()
+        Pass(round_.sent, round_.received, Group(round_.rank, round_.size), what).arrived()
 
     return call
 
 
 class ZigZag(Ring):
     """The ring, with a piece from the front and one from the back of the sequence on every rank."""
+
+    name = "zigzag"
 
     def cut(self, length: int, size: int) -> list[torch.Tensor]:
         """Two chunks for each rank."""
@@ -159,7 +140,7 @@ class Ulysses(ContextParallel):
     Fewer key heads than ranks are repeated until each rank has one (Jacobs et al.: DeepSpeed Ulysses, 2023).
     """
 
-    holds = staticmethod(ulysses_held)
+    name = "ulysses"
 
     def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = EXACT) -> None:
         super().__init__(ctx, shape, dtype)
@@ -172,16 +153,12 @@ class Ulysses(ContextParallel):
         """Attend over the whole sequence with 1/w of the heads."""
         size, whole = self.ctx.size, self.span(torch.arange(self.shape.length))
         heads, keys, values = (to_heads(part, size) for part in (q, self._repeated(k), self._repeated(v)))
-        layout = Layout(0, whole, (whole,), self.shape.causal)
+        layout = Layout(whole, (whole,), self.shape.causal)
         out = block_attention(heads, torch.stack((keys, values)), self.kernel(layout, tally))
         return to_sequence(out, size)
 
     def _repeated(self, part: torch.Tensor) -> torch.Tensor:
         return part.repeat_interleave(self.repeats, 1)
-
-    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """Four all_to_all each way."""
-        return ulysses(self.shape.heads, self.kv_heads, self.sizes(dtype).of(1))
 
     def pairs(self) -> int:
         """The whole sequence, per head; each rank has the same number of heads."""

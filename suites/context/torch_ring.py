@@ -18,10 +18,9 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Left, Run, Seen
 from fixtures.ranks.study.models import repeatable
 from fixtures.ranks.study.pattern import Move
-from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.unsupported import unsupported
 from suites.context import layout
-from suites.context.issued import GATHERED, SAVED, Shape, torch_ring, torch_ring_held
+from suites.context.issued import GATHERED, SAVED, Shape
 from suites.context.ring_attention import Tally
 from suites.context.technique import ContextParallel
 
@@ -36,15 +35,13 @@ class TorchRing(ContextParallel):
     Its kernel is flash attention, which takes only 16-bit numbers, and rounds each block.
     """
 
-    holds = staticmethod(torch_ring_held)
+    name = "torch_ring"
     studied = (TRAINED,)
     once = ()
 
-    def __init__(
-        self, ctx: Context, shape: Shape, dtype: torch.dtype = TRAINED, *, rotation: str, module: str
-    ) -> None:
+    def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = TRAINED, *, module: str) -> None:
         super().__init__(ctx, shape, dtype)
-        self.fused, self.rotation = True, rotation
+        self.fused = True
         self._torch = engine(ctx, module, _NEEDED)
         engine(ctx, _BESIDE)
 
@@ -62,7 +59,7 @@ class TorchRing(ContextParallel):
         self._dealt = torch.arange(self.shape.length, device=self.ctx.device)
         mesh = DeviceMesh.from_group(dist.distributed_c10d._get_default_group(), self.ctx.device.type)
         dealing = {"buffers": [self._dealt], "buffer_seq_dims": [0], "no_restore_buffers": {self._dealt}}
-        self._torch.set_rotate_method(self.rotation)
+        self._torch.set_rotate_method(self.shape.rotation)
         raised: RuntimeError | None = None
         try:
             with (
@@ -100,18 +97,13 @@ class TorchRing(ContextParallel):
         leaves = self.drawn(dtype).each(self.mine).leaves()
         with self._in_context():
             found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
-        return [memory.at_most(SAVED, found, self.holds(self.sizes(dtype))[SAVED])]
-
-    def issued(self, dtype: torch.dtype) -> tuple[Expected, Expected]:
-        """The closed form of this rotation."""
-        part = self.sizes(dtype)
-        return torch_ring(self.rotation, self.ctx.size, part.kv, part.wide_kv)
+        return [memory.at_most(SAVED, found, self.holds(dtype)[SAVED])]
 
     def moves(self) -> list[Move]:
         """One round of keys and one of gradients."""
         kv = self.sizes(EXACT).kv
         passed, gathered = Move("send_recv", kv, call=to_next), Move("all_gather", self.ctx.size * kv)
-        return [gathered if self.rotation == GATHERED else passed, passed]
+        return [gathered if self.shape.rotation == GATHERED else passed, passed]
 
 
 def to_next(round_: Call) -> None:

@@ -24,6 +24,7 @@ from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
 from suites.tensor.dtensor import block_plan
+from suites.tensor.regions import Group
 from suites.zero import clipping
 
 # The dimension of a Linear's or Embedding's weight that tensor parallelism cuts; norms are whole.
@@ -33,15 +34,15 @@ CUT = {"embedding": 0, "head": 0, "q": 0, "k": 0, "v": 0, "o": 1, "gate": 0, "up
 class RingedAttention(Attention):
     """The reference's attention on a part of the sequence: keys and values pass from rank to rank."""
 
-    def __init__(self, whole: Attention, sequence: Sequence) -> None:
+    def __init__(self, whole: Attention, sequence: Sequence, group: Group) -> None:
         nn.Module.__init__(self)
-        self.channels, self.sequence = whole.channels, sequence
+        self.channels, self.sequence, self.group = whole.channels, sequence, group
         self.q, self.k, self.v, self.o = whole.q, whole.k, whole.v, whole.o
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Attend over all of the sequence with this rank's queries, whose positions the ring knows."""
         q, k, v = self.project(x, self.sequence.queries.positions)
-        found = ring_attention(q, torch.stack((k, v)), WrittenOut(self.sequence, Tally()))
+        found = ring_attention(q, torch.stack((k, v)), WrittenOut(self.sequence, Tally()), self.group)
         out: Tensor = self.o(self.merge(found))
         return out
 
@@ -53,9 +54,10 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
     """
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if task.layout.size("cp") > 1:
-        sequence = sequence_of(task, mesh)
+        group = Group(task.layout.place(task.ctx.rank, "cp"), task.layout.size("cp"), mesh.group("cp"))
+        sequence = sequence_of(task, group.rank)
         for block in blocks:
-            block.attention = RingedAttention(block.attention, sequence)
+            block.attention = RingedAttention(block.attention, sequence, group)
     if task.tp > 1:
         parallelize_module(model, mesh.axis("tp"), plan_of(model))
         model.register_forward_hook(lambda _module, _inputs, out: out.clone())  # gathered logits are a view
@@ -64,11 +66,10 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
         fully_shard(module, mesh=mesh.shards, reshard_after_forward=reshard)
 
 
-def sequence_of(task: Task, mesh: Mesh) -> Sequence:
+def sequence_of(task: Task, own: int) -> Sequence:
     """Which rank of this rank's ring has which positions, zig-zag."""
     spans = tuple(Span.of(positions, task.ctx.device) for positions in task.positions)
-    own = task.layout.place(task.ctx.rank, "cp")
-    return Sequence(own, spans[own], spans, causal=True, group=mesh.group("cp"))
+    return Sequence(spans[own], spans, causal=True)
 
 
 def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:

@@ -180,12 +180,13 @@ def async_tp(ctx: Context, **sizes: int) -> dict[str, Any]:
     output, dX). Memory: 1/n of weights and of what is saved. Parity with the unfused layers as well.
     """
     group, sizes = Group(ctx.rank, ctx.size), in_parts(ctx, sizes)
+    model = models.mlp(ctx, **sizes)  # or a refusal, before anything is set up
     with overlap.fused(ctx, group) as ops:
         return overlap.FusedMlp(
             ctx,
             "async_tp",
             sizes,
-            models.mlp(ctx, **sizes),
+            model,
             blocks.mlp_cuts(group) | blocks.sequence_cuts(group),
             forward=lambda w, x: overlap.mlp(ops, x, *w.values()),
             ops=ops,

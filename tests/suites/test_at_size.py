@@ -74,7 +74,7 @@ def test_tiles_cover_what_is_visible_once(size: int) -> None:
         places = cut(length, size)
         spans = tuple(Span.of(one, CPU) for one in places)
         for rank in range(size):
-            layout = Layout(rank, spans[rank], spans, causal=True)
+            layout = Layout(spans[rank], spans, causal=True)
             for source in range(size):
                 seen = torch.zeros(6, 6, dtype=torch.int64)
                 for tile in fused.tiles(layout, source):
@@ -87,7 +87,7 @@ def test_tiles_cover_what_is_visible_once(size: int) -> None:
 def test_positions_that_overlap_otherwise_are_refused() -> None:
     whole, half = (Span.of(torch.arange(count), CPU) for count in (8, 4))
     with pytest.raises(ValueError, match="neither before"):
-        list(fused.tiles(Layout(0, half, (whole,), causal=True), 0))
+        list(fused.tiles(Layout(half, (whole,), causal=True), 0))
 
 
 def test_flash_attention_adds_its_gradients_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_flash_attention_adds_its_gradients_in_one_order(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     span = Span.of(torch.arange(8), CPU)
-    kernel = fused.Fused(Layout(0, span, (span,), causal=True), Tally())
+    kernel = fused.Fused(Layout(span, (span,), causal=True), Tally())
     q, kv = (
         torch.empty(size, device="meta", dtype=torch.bfloat16) for size in ((1, 2, 8, 8), (2, 1, 2, 8, 8))
     )

@@ -77,7 +77,7 @@ def test_what_the_closed_forms_say_of_growing_worlds(size: int) -> None:
     # What is summed on its way is summed in fp32: twice the bytes of bf16.
     assert ring.issued(TRAINED)[1]["send"][1] == (size - 1) * 32 * 2 + size * 32 * 4
     assert gathered.issued(EXACT)[0]["all_gather"] == (1, size * 32 * 8)
-    saved = [one.holds(one.sizes(TRAINED))["activations"] for one in (ring, gathered)]
+    saved = [one.holds(TRAINED)["activations"] for one in (ring, gathered)]
     others = 32 * 2 + 32 * 4 + 8 * 4  # queries, the output and its norm
     assert saved == [others + 32 * 2, others + 32 * size * 4]
 
