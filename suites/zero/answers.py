@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,49 +14,18 @@ from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import at_size
-from fixtures.ranks.study.driver import EXACT, Form, answer, study
+from fixtures.ranks.study.driver import EXACT, Form, Technique, answer, study
 from fixtures.ranks.study.pattern import Move, sent
-from fixtures.ranks.study.traffic import Expected
 from suites.mesh import placement
-from suites.zero import held, issued
+from suites.zero import issued
 from suites.zero.flat import Zero1, Zero2, Zero3
-from suites.zero.issued import gathered_and_reduced, of_stage
-from suites.zero.training import Task, Trained
-from suites.zero.wrapped import FullySharded, Replicated, ShardedOptimizer
+from suites.zero.held import AT_ONCE, KINDS, REPLICATED, RESHARDED, STAGES, Kind
+from suites.zero.issued import Sizes
+from suites.zero.training import Found, Task, Trained
+from suites.zero.wrapped import FullySharded, Replicated
 
 ITEM = EXACT.itemsize
-STAGES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
-
-
-def replicated(
-    task: Task,
-    engine: type[Replicated] = Replicated,
-    *,
-    buckets: int = 0,
-    variant: str = "",
-) -> Trained[Replicated]:
-    """DDP with a bucket for each block, or with `buckets` of them."""
-    count = buckets or task.layers
-    bucket = 2 * task.elements if buckets == 1 else task.block_elements
-    return Trained(
-        task,
-        lambda dtype: engine(task, dtype, bucket * dtype.itemsize),
-        lambda item: {"all_reduce": (count, item * task.elements)},
-        partial(held.replicated, task.sizes),
-        states,
-        variant,
-    )
-
-
-def owned(task: Task, shares: list[int]) -> Trained[ShardedOptimizer]:
-    """DDP whose optimizer broadcasts what each rank updated: `shares` in elements, or one fp32 number."""
-    return Trained(
-        task,
-        lambda dtype: ShardedOptimizer(task, dtype, task.block_elements * dtype.itemsize),
-        lambda item: issued.owned(shares, task.layers, item),
-        partial(held.owned, shares[task.ctx.rank], task.sizes),
-        states,
-    )
+ENGINES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
 def states(engine: Replicated | FullySharded) -> dict[str, int]:
@@ -68,24 +37,39 @@ def states(engine: Replicated | FullySharded) -> dict[str, int]:
     }
 
 
+def replicated(
+    task: Task,
+    engine: type[Replicated] = Replicated,
+    kind: Kind = REPLICATED,
+    found: Found[Replicated] = states,
+    variant: str = "",
+) -> Trained[Replicated]:
+    """DDP with a bucket for each block, or with one in which everything fits twice."""
+    bucket = 2 * task.elements if kind is AT_ONCE else task.block_elements
+    make = lambda dtype: engine(task, dtype, bucket * dtype.itemsize)  # noqa: E731
+    return Trained(task, make, kind, found, variant)
+
+
 def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
     """Run a stage of ZeRO on each of the named tasks."""
-    techniques = [
+    techniques = (
         Trained(
             task,
-            partial(STAGES[number], task),
-            sharded(task, *of_stage(number, task.micro_batches)),
-            partial(held.stage, number, task.sizes),
+            partial(ENGINES[number], task),
+            STAGES[number],
             _flat_states,
             name,
         )
         for name, task in tasks.items()
-    ]
-    plain = tasks[""]
-    if plain.ctx.at_size:
-        return at_size(plain.ctx, techniques[0])
-    told = answer(*(study(plain.ctx, one) for one in techniques))
-    return {**told, **sent_sharded(plain, of_stage(number, 1)[0])}
+    )
+    return told(tasks[""].ctx, moves_of(tasks[""], gathers=2 if number == 3 else 1), *techniques)
+
+
+def told(ctx: Context, moves: Sequence[Move], *techniques: Technique[Any]) -> dict[str, Any]:
+    """Study them, and send exact payloads through these collectives; at size run only the first."""
+    if ctx.at_size:
+        return at_size(ctx, techniques[0])
+    return {**answer(*(study(ctx, one) for one in techniques)), **sent(ctx, moves)}
 
 
 def _flat_states(engine: Zero1) -> dict[str, int]:
@@ -111,17 +95,11 @@ def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes
     return {"": task, "accumulated, clipped": real}
 
 
-def sharded(task: Task, gathers: int, reductions: int = 1) -> Callable[[int], Expected]:
-    """Every block gathered and reduced so often, from the bytes of an item."""
-
-    return lambda item: gathered_and_reduced(item * task.elements, task.layers, gathers, reductions)
-
-
-def sent_sharded(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM) -> dict[str, Any]:
-    """Send the same with exact payloads; `reduced` and `gathered` are the bytes of an item."""
+def moves_of(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM) -> list[Move]:
+    """The collectives of a model whose blocks are gathered so often; both are the bytes of an item."""
     block, layers = task.block_elements, task.layers
     moves = [Move("reduce_scatter", reduced * block)] * layers
-    return sent(task.ctx, moves + [Move("all_gather", gathered * block)] * gathers * layers)
+    return moves + [Move("all_gather", gathered * block)] * gathers * layers
 
 
 def sharded_states(engine: FullySharded) -> dict[str, int]:
@@ -132,22 +110,18 @@ def sharded_states(engine: FullySharded) -> dict[str, int]:
 
 def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]:
     """Run fully_shard on all ranks, each task with resharding after forward and without."""
-    techniques = [
+    techniques = (
         Trained(
             task,
-            partial(FullySharded, task, mesh, reshard),
-            sharded(task, gathers * task.micro_batches, task.micro_batches),
-            partial(held.sharded, task.ctx.size, task.sizes, kept=not reshard),
+            partial(FullySharded, task, mesh, variant == "resharded"),
+            KINDS["fsdp"][variant],
             sharded_states,
             f"{variant}, {name}".removesuffix(", "),
         )
         for name, task in tasks.items()
-        for variant, reshard, gathers in (("resharded", True, 2), ("kept", False, 1))
-    ]
-    plain = tasks[""]
-    if plain.ctx.at_size:
-        return at_size(plain.ctx, techniques[0])
-    return {**answer(*(study(plain.ctx, one) for one in techniques)), **sent_sharded(plain, gathers=2)}
+        for variant in KINDS["fsdp"]
+    )
+    return told(tasks[""].ctx, moves_of(tasks[""], gathers=2), *techniques)
 
 
 def replicas(ctx: Context) -> tuple[int, int]:
@@ -159,18 +133,18 @@ class Hybrid(Trained[FullySharded]):
     """fully_shard on a mesh of replicas and shards."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
-        make = partial(FullySharded, task, mesh, True)
-        holds = partial(held.sharded, mesh.size(1), task.sizes)
-        super().__init__(task, make, sharded(task, 2), holds, sharded_states)
+        super().__init__(task, partial(FullySharded, task, mesh, True), RESHARDED, sharded_states)
         self.mesh = mesh
+
+    @property
+    def sizes(self) -> Sizes:
+        """Parameters are shared within a replica."""
+        return replace(self.task.sizes, shards=self.mesh.size(1))
 
     def forms(self, dtype: torch.dtype) -> list[Form]:
         """Gathers and reductions among the shards of a replica, all_reduce of a shard among the replicas."""
-        layers, share = self.task.layers, dtype.itemsize * self.task.elements // self.mesh.size(1)
-        return [
-            Form(self.issued(dtype.itemsize), "shard", self.mesh.get_group("shard")),
-            Form({"all_reduce": (layers, share)}, "replicate", self.mesh.get_group("replicate")),
-        ]
+        axes = issued.hybrid(self.sizes, dtype.itemsize)
+        return [Form(calls, axis, self.mesh.get_group(axis)) for axis, calls in axes.items()]
 
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
@@ -178,9 +152,7 @@ def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
 
     Shards should be neighbours: what is gathered stays in a node, and only shards are sent between nodes.
     """
-    if task.ctx.at_size:
-        return at_size(task.ctx, Hybrid(task, mesh))
-    told, psi = answer(study(task.ctx, Hybrid(task, mesh))), ITEM * task.elements
+    psi = ITEM * task.elements
     along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
     rank, shards = task.ctx.rank, len(along.ranks)
     meant = {
@@ -194,4 +166,5 @@ def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
         ("all_gather", psi, along),
     )
     moves = [Move(kind, size, among) for kind, size, among in hops if len(among.ranks) > 1]
-    return {**told, **sent(task.ctx, moves), "placement": placement.entries(task.ctx, used, meant)}
+    found = told(task.ctx, moves, Hybrid(task, mesh))
+    return found if task.ctx.at_size else {**found, "placement": placement.entries(task.ctx, used, meant)}

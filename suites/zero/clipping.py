@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from fixtures.ranks.study.driver import WIDE
 from fixtures.ranks.study.memory import local
-from fixtures.ranks.study.traffic import Expected
-from suites.zero.issued import clipped
 
 _EPSILON = 1e-6
 Counted = Callable[[torch.Tensor], bool]  # true on only one of the ranks that hold the same gradient
@@ -51,11 +49,6 @@ def clip_alone(model: torch.nn.Module, largest: float) -> list[torch.Tensor]:
 def of_norms(norms: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Name them as a result, where there are any."""
     return {"norm": torch.stack(norms)} if norms else {}
-
-
-def issued(largest: float, dtype: torch.dtype) -> Expected:
-    """One number among all ranks."""
-    return clipped(dtype.itemsize) if largest else {}
 
 
 def _norm_among_all(counted: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -33,40 +33,19 @@ exist when the next begins, and so does what is reduced next, B/w. Clipping need
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES
+from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
 from fixtures.wire.held import PEAK, Held, Weighed
-from suites.zero.issued import CAST, WIDE, block_elements, columns, dealt, replicas, tasks
+from suites.zero import issued
+from suites.zero.issued import WIDE, Sizes, clipped, columns, replicas
 
 SAVED_BY_BLOCK = 9
 SAVED_WITH_MASK = SAVED_BY_BLOCK + 1
 _WORKED_WITH = 11
 Terms = Callable[[int, int], tuple[float, float, float]]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A model and its batch, on a number of ranks."""
-
-    ranks: int
-    columns: int
-    layers: int
-    rows: int
-    micro_batches: int = 1
-    on_gpu: bool = False
-
-    @property
-    def block_elements(self) -> int:
-        """Psi of one block, in elements."""
-        return block_elements(self.columns)
-
-    @property
-    def elements(self) -> int:
-        """Psi, in elements."""
-        return self.layers * self.block_elements
 
 
 def _peak(sizes: Sizes, item: int, terms: Terms, saved: int = SAVED_BY_BLOCK) -> Weighed:
@@ -100,9 +79,9 @@ def recomputing(saved: int, sizes: Sizes, item: int) -> Weighed:
     return {"activations": activations, PEAK: replicated(sizes, item, saved)[PEAK]}
 
 
-def owned(share: int, sizes: Sizes, item: int) -> Weighed:
-    """DDP with `share` elements of the momentum."""
-    psi = item * sizes.elements
+def owned(sizes: Sizes, item: int) -> Weighed:
+    """DDP with the momentum of the weights that this rank owns."""
+    psi, share = item * sizes.elements, sizes.dealt[sizes.rank]
     part = share / sizes.elements
     return _states(psi, psi, item * share) | _peak(
         sizes, item, lambda psi, block: ((2 + part) * psi, block, psi)
@@ -133,31 +112,31 @@ def _stage_terms(number: int, sizes: Sizes, psi: int, block: int) -> tuple[float
     return 2 * share, before + 2 * block + one, share + 2 * block + one + beside
 
 
-def sharded(shards: int, sizes: Sizes, item: int, *, kept: bool = False) -> Weighed:
+def sharded(sizes: Sizes, item: int, *, kept: bool = False) -> Weighed:
     """fully_shard, whose blocks are freed after forward or kept; states are those after resharding."""
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
-        share, moving = psi / shards, block / shards
+        share, moving = psi / sizes.shards, block / sizes.shards
         before, beside = (share, moving) if sizes.micro_batches > 1 else (0, 0)
         first = psi + 2 * block if kept else 4 * block
         return 2 * share, before + first + moving, share + 4 * block + moving + beside
 
     psi = item * sizes.elements
     live = {"live unsharded": psi if kept else 0}
-    return _states(*[psi // shards] * 3) | live | _peak(sizes, item, terms)
+    return _states(*[psi // sizes.shards] * 3) | live | _peak(sizes, item, terms)
 
 
 def casting(sizes: Sizes, item: int) -> Weighed:
     """fully_shard that casts, Psi in bf16: 2 Psi/w each of parameters, momentum and first gradients.
 
-    In bf16 3 B are gathered, in use, and gradients; in fp32 2 B are being reduced, besides the result.
+    In bf16 3 B are gathered, in use, and gradients; in fp32 2 B are being reduced, and the result is 2 B/w.
     """
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
-        share, moving = 2 * psi / sizes.ranks, 5 * block + block / sizes.ranks
+        share, moving = 2 * psi / sizes.ranks, 5 * block + 2 * block / sizes.ranks
         return 3 * share, moving, share + moving
 
-    return sharded(sizes.ranks, sizes, WIDE) | _peak(sizes, item, terms)
+    return sharded(sizes, WIDE) | _peak(sizes, item, terms)
 
 
 def mixed(sizes: Sizes, item: int) -> Weighed:
@@ -191,82 +170,119 @@ def deepspeed(number: int, sizes: Sizes, item: int) -> Weighed:
     return {"params": params, "masters": share, "optimizer": share, "grads after the update": 0}
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A requested step."""
-
-    asked: Mapping[str, Any]
-    per_node: Sequence[int]
-    sizes: Sizes
-
-    def tasks(self) -> dict[str, Sizes]:
-        """The plain task, and the one like a real run."""
-        return {
-            name: replace(self.sizes, layers=layers, micro_batches=micro)
-            for name, layers, micro in tasks(self.asked)
-        }
-
-    @property
-    def accumulated(self) -> Sizes:
-        return replace(self.sizes, micro_batches=int(self.asked["micro_batches"]))
+# which step does what
 
 
-Forms = dict[str, Callable[[int], Weighed]]  # by variant, from the bytes of an item
+class Kind(NamedTuple):
+    """The closed forms of a way to train, each from sizes and the bytes of an item."""
+
+    issues: Callable[[Sizes, int], Calls]
+    holds: Callable[[Sizes, int], Weighed]
+
+    def calls(self, sizes: Sizes, item: int) -> Calls:
+        """What a step issues, with clipping."""
+        return {**self.issues(sizes, item), **(clipped(item) if sizes.clip else {})}
 
 
-def _owned(run: _Run) -> list[Forms]:
-    sizes = run.sizes
-    shares = dealt(sizes.elements, sizes.layers, sizes.ranks)
-    return [{"": partial(owned, share, sizes)} for share in shares]
-
-
-_STEPS: dict[str, Callable[[_Run], Forms | list[Forms]]] = {  # the first variant also runs at size
-    "ddp": lambda run: {
-        "accumulated": partial(replicated, run.accumulated),
-        "bucket per block": partial(replicated, run.sizes),
-        "one bucket": partial(replicated, run.sizes),
+REPLICATED = Kind(issued.reduced, replicated)
+AT_ONCE = Kind(issued.reduced_at_once, replicated)
+RESHARDED = Kind(partial(issued.of_shards, 2), sharded)
+STAGES = {number: Kind(partial(issued.of_stage, number), partial(stage, number)) for number in (1, 2, 3)}
+OWNED = Kind(issued.owned, owned)
+CAST = Kind(partial(issued.cast, 2), casting)
+MIXED = Kind(partial(issued.cast, 1), mixed)
+KINDS: dict[str, dict[str, Kind]] = {  # by step and variant; the first variant also runs at size
+    "ddp": {
+        "accumulated": REPLICATED,
+        "bucket per block": REPLICATED,
+        "one bucket": AT_ONCE,
     },
-    **{
-        f"zero{number}": lambda run, number=number: {  # type: ignore[misc]
-            name: partial(stage, number, sizes) for name, sizes in run.tasks().items()
-        }
-        for number in (1, 2, 3)
+    **{f"zero{number}": {"": kind} for number, kind in STAGES.items()},
+    # It chooses its calls itself.
+    **{f"deepspeed{n}": {"": Kind(lambda _sizes, _item: {}, partial(deepspeed, n))} for n in STAGES},
+    "fsdp": {
+        "resharded": RESHARDED,
+        "kept": Kind(partial(issued.of_shards, 1), partial(sharded, kept=True)),
     },
-    "fsdp": lambda run: {
-        f"{variant}, {name}".removesuffix(", "): partial(sharded, sizes.ranks, sizes, kept=variant == "kept")
-        for name, sizes in run.tasks().items()
-        for variant in ("resharded", "kept")
+    "fsdp_prefetch": {"": RESHARDED},
+    "fsdp_mixed": {"": CAST},
+    "hsdp": {"": RESHARDED},
+    "zero_redundancy": {"": OWNED},
+    "mixed_precision": {"": MIXED, "accumulated": MIXED},
+    "recompute": {
+        "recomputed": Kind(issued.reduced, partial(recomputing, 1)),
+        "kept": Kind(issued.reduced, partial(recomputing, SAVED_WITH_MASK)),
     },
-    "fsdp_prefetch": lambda run: {"": partial(sharded, run.sizes.ranks, run.sizes)},
-    "fsdp_mixed": lambda run: {"": partial(casting, run.sizes)},
-    "hsdp": lambda run: {"": partial(sharded, replicas(run.per_node)[1], run.sizes)},
-    "zero_redundancy": _owned,
-    "mixed_precision": lambda run: {
-        "": partial(mixed, run.sizes),
-        "accumulated": partial(mixed, run.accumulated),
-    },
-    "recompute": lambda run: {
-        "recomputed": partial(recomputing, 1, run.sizes),
-        "kept": partial(recomputing, SAVED_WITH_MASK, run.sizes),
-    },
-    "deepspeed": lambda run: {"": partial(deepspeed, run.asked["stage"], run.sizes)},
 }
-_ITEMS = {key: {"bf16": TRAINED_BYTES} for key in CAST} | {"deepspeed": {"bf16": TRAINED_BYTES, "fp32": WIDE}}
+_REAL = "accumulated, clipped"
+_BF16 = {"bf16": TRAINED_BYTES}
+_ITEMS = {"fsdp_mixed": _BF16, "mixed_precision": _BF16, "deepspeed": {**_BF16, "fp32": WIDE}}
+
+
+def _items(name: str, asked: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of an item in each dtype that a step runs in."""
+    return {"": TRAINED_BYTES} if asked.get("at_size") else _ITEMS.get(name, STUDIED_BYTES)
+
+
+def _runs(
+    name: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool
+) -> dict[str, tuple[Kind, Sizes]]:
+    """Everything that a planned case trains, by variant."""
+    ranks, micro, clip = sum(per_node), int(asked.get("micro_batches", 1)), bool(asked.get("clip"))
+    features, layers = columns(int(asked["width"]), ranks, on_gpu), int(asked["layers"])
+    shards = replicas(per_node)[1] if name == "hsdp" else ranks
+    plain = Sizes(ranks, features, layers, int(asked["rows"]), shards, on_gpu=on_gpu)
+    added = replace(plain, micro_batches=micro)
+    kinds = KINDS[f"{name}{asked.get('stage', '')}"]
+    if name in ("ddp", "mixed_precision"):
+        found = {key: (kind, added if key == "accumulated" else plain) for key, kind in kinds.items()}
+    else:
+        found = {key: (kind, plain) for key, kind in kinds.items()}
+        if micro > 1 or clip:
+            real = replace(added, layers=min(layers, 2), clip=clip)
+            found |= {f"{key}, {_REAL}".removeprefix(", "): (kind, real) for key, kind in kinds.items()}
+    if asked.get("at_size"):
+        key = next(iter(found))
+        return {"" if name == "ddp" else key: found[key]}
+    return found
+
+
+def issued_by(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Lines:
+    """Give what every rank of a planned case issues, from the ranks per node."""
+    name = step.partition(".")[2]
+    if name == "overlap":
+        layers = int(asked["layers"])
+        psi = layers * int(asked["bucket_bytes"]["cuda" if on_gpu else "cpu"])
+        many, one = {"all_reduce": (layers, psi)}, {"all_reduce": (1, psi)}
+        return {("bucket per stage", ""): many, ("one bucket", ""): one}
+    found = _runs(name, asked, per_node, on_gpu)
+    items = _items(name, asked)
+    if name == "hsdp":
+        sizes = found[""][1]
+        return {
+            (axis, dtype): calls
+            for dtype, item in items.items()
+            for axis, calls in issued.hybrid(sizes, item).items()
+        }
+    return {
+        (key, dtype): kind.calls(sizes, item)
+        for dtype, item in items.items()
+        for key, (kind, sizes) in found.items()
+    }
 
 
 def bytes_held(
     step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool
 ) -> Held | list[Held]:
     """Give what every rank of a planned case holds, from the ranks per node."""
-    name, ranks = step.partition(".")[2], sum(per_node)
-    features = columns(int(asked["width"]), ranks, on_gpu)
-    sizes = Sizes(ranks, features, int(asked["layers"]), int(asked["rows"]), on_gpu=on_gpu)
-    found = _STEPS[name](_Run(asked, per_node, sizes))
+    name = step.partition(".")[2]
+    found = _runs(name, asked, per_node, on_gpu)
 
-    def held(forms: Forms) -> Held:
-        if asked.get("at_size"):
-            return {("", ""): next(iter(forms.values()))(TRAINED_BYTES)}
-        items = _ITEMS.get(name, STUDIED_BYTES)
-        return {(key, dtype): form(item) for dtype, item in items.items() for key, form in forms.items()}
+    def held(rank: int) -> Held:
+        return {
+            ("" if asked.get("at_size") else key, dtype): kind.holds(replace(sizes, rank=rank), item)
+            for dtype, item in _items(name, asked).items()
+            for key, (kind, sizes) in found.items()
+        }
 
-    return [held(one) for one in found] if isinstance(found, list) else held(found)
+    return [held(rank) for rank in range(sum(per_node))] if name == "zero_redundancy" else held(0)

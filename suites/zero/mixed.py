@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,8 +22,8 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Ru
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.updates import Adam
-from suites.zero import held
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
+from suites.zero.held import MIXED
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
 ADAM_RATE = 1e-3
@@ -157,16 +156,10 @@ class Casting(Trained[Reduced]):
 
 def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
     """Stage 1 that reduces four bytes of a gradient and gathers two of a parameter."""
-    elements, layers = task.elements, task.layers
-    issued = {
-        "reduce_scatter": (layers, WIDE.itemsize * elements),
-        "all_gather": (layers, TRAINED.itemsize * elements),
-    }
     return Casting(
         task,
         lambda _: MixedZero1(task),
-        lambda _: issued,
-        partial(held.mixed, task.sizes),
+        MIXED,
         MixedZero1.states,
         variant,
         rule=Adam(ADAM_RATE),

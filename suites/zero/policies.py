@@ -16,10 +16,10 @@ from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, answer, run_once, same, study
 from fixtures.ranks.study.overlap import Action, in_turn
-from fixtures.ranks.study.pattern import Move, Pattern
+from fixtures.ranks.study.pattern import Pattern, sent
 from fixtures.ranks.study.traffic import count_traffic
-from suites.zero import held
-from suites.zero.answers import sent_sharded, sharded, sharded_states
+from suites.zero.answers import moves_of, sharded_states
+from suites.zero.held import CAST, RESHARDED
 from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import FullySharded, whole
@@ -38,13 +38,12 @@ class Prefetching(FullySharded):
 
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
     """Run with prefetch, and compare it also with the same without: only the time may differ."""
-    holds = partial(held.sharded, task.ctx.size, task.sizes)
     ahead, plain = (
-        Trained(task, make, sharded(task, 2), holds, sharded_states)
+        Trained(task, make, RESHARDED, sharded_states)
         for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
     )
     done = study(task.ctx, ahead)
-    told, moved = answer(done), sent_sharded(task, gathers=2)
+    told, moved = answer(done), sent(task.ctx, moves_of(task, gathers=2))
     for dtype, run in done.runs.items():
         without = run_once(plain, dtype)
         told["parity"] += same(without, run, f" (with prefetch against without, {NAMES[dtype]})")
@@ -76,9 +75,7 @@ def hiding(
     large = Task(task.ctx, width, layers, rows, 1)
     x = torch.randn(rows, large.columns, device=task.ctx.device).to(TRAINED)
     alone, wrapped = large.model(TRAINED), Prefetching(large, mesh, TRAINED)
-    item = TRAINED.itemsize * large.block_elements
-    moves = [Move("reduce_scatter", item)] * layers + [Move("all_gather", item)] * 2 * layers
-    exchange = Pattern.of(task.ctx, moves, "bf16")
+    exchange = Pattern.of(task.ctx, moves_of(large, 2, TRAINED.itemsize, TRAINED.itemsize), "bf16")
     exchange.prepare(0)
     runs: tuple[Action, Action, Action] = (
         lambda: _train(alone, x),
@@ -134,10 +131,6 @@ def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
     return Casting(
         task,
         lambda _: Cast(task, mesh),
-        lambda item: {
-            **sharded(task, 2)(item),
-            "reduce_scatter": (task.layers, WIDE.itemsize * task.elements),
-        },
-        partial(held.casting, task.sizes),
+        CAST,
         sharded_states,
     )

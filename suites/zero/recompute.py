@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.dropout import drawn_from, drop, next_drawn
 from suites.zero.answers import replicated
-from suites.zero.held import SAVED_WITH_MASK, recomputing
+from suites.zero.held import KINDS
 from suites.zero.training import Task, Trained, loss_of
 from suites.zero.wrapped import Replicated
 
@@ -109,11 +109,7 @@ def activations(engine: Replicated) -> dict[str, int]:
 def recomputed(task: Dropping) -> tuple[Trained[Replicated], Trained[Replicated]]:
     """DDP with checkpointing, and without."""
     less, more = (
-        replace(
-            replicated(task, engine, variant=name),
-            holds=functools.partial(recomputing, saved, task.sizes),
-            found=activations,
-        )
-        for engine, name, saved in ((Recomputed, "recomputed", 1), (Dropped, "kept", SAVED_WITH_MASK))
+        replicated(task, engine, KINDS["recompute"][name], activations, name)
+        for engine, name in ((Recomputed, "recomputed"), (Dropped, "kept"))
     )
     return less, more

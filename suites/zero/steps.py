@@ -22,8 +22,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
-
 from fixtures.ranks.engines import engine
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context, step
@@ -36,19 +34,19 @@ from suites.zero.answers import (
     flat,
     fully_sharded,
     hybrid,
-    owned,
+    moves_of,
     replicas,
     replicated,
-    sent_sharded,
+    told,
     variants,
 )
-from suites.zero.issued import dealt
+from suites.zero.held import AT_ONCE, OWNED
 from suites.zero.mixed import mixed_zero1
 from suites.zero.overlap import Backward
 from suites.zero.policies import casts, prefetched
 from suites.zero.recompute import Dropping, recomputed
 from suites.zero.training import Task
-from suites.zero.wrapped import on_mesh
+from suites.zero.wrapped import ShardedOptimizer, on_mesh
 
 
 @step
@@ -66,13 +64,13 @@ def ddp(ctx: Context, *, micro_batches: int, **sizes: int) -> dict[str, Any]:
         study(ctx, technique)
         for technique in (
             replicated(task, variant="bucket per block"),
-            replicated(task, buckets=1, variant="one bucket"),
+            replicated(task, kind=AT_ONCE, variant="one bucket"),
             replicated(accumulating, variant="accumulated"),
         )
     )
-    told = answer(many, one, added)
-    told["parity"] += alike(many, one, "one bucket against many")
-    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
+    said = answer(many, one, added)
+    said["parity"] += alike(many, one, "one bucket against many")
+    return {**said, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
 
 
 @step
@@ -129,7 +127,8 @@ def fsdp_mixed(ctx: Context, **sizes: int) -> dict[str, Any]:
     and 4 P reduced, 4 P/w held of parameters, of gradients and of state (arXiv:2304.11277, section 4.4).
     """
     task = Task(ctx, **sizes)
-    return on_mesh(ctx, (ctx.size,), lambda mesh: _cast(task, mesh))
+    moves = moves_of(task, 2, WIDE.itemsize, TRAINED.itemsize)
+    return on_mesh(ctx, (ctx.size,), lambda mesh: told(ctx, moves, casts(task, mesh)))
 
 
 @step
@@ -150,11 +149,11 @@ def zero_redundancy(ctx: Context, **sizes: int) -> dict[str, Any]:
     broadcasts one number of 4 bytes.
     """
     task = Task(ctx, **sizes)
-    shares = dealt(task.elements, task.layers, ctx.size)
-    technique = owned(task, shares)
+    shares = task.sizes.dealt
+    technique = replicated(task, ShardedOptimizer, OWNED)
     moves = [Move("all_reduce", ITEM * task.block_elements)] * task.layers
     moves += [Move("broadcast", ITEM * share) for share in shares if share]
-    return {**answer(study(ctx, technique)), **sent(ctx, moves)}
+    return told(ctx, moves, technique)
 
 
 @step
@@ -165,8 +164,7 @@ def mixed_precision(ctx: Context, *, micro_batches: int, **sizes: int) -> dict[s
     """
     task = Task(ctx, **sizes)
     added = mixed_zero1(replace(task, micro_batches=micro_batches), "accumulated")
-    told = answer(study(ctx, mixed_zero1(task)), study(ctx, added))
-    return {**told, **sent_sharded(task, 1, WIDE.itemsize, TRAINED.itemsize)}
+    return told(ctx, moves_of(task, 1, WIDE.itemsize, TRAINED.itemsize), mixed_zero1(task), added)
 
 
 @step
@@ -176,8 +174,8 @@ def deepspeed(ctx: Context, *, stage: int, module: str, **sizes: int) -> dict[st
     """
     deepspeed_engine.build_in_job()
     task, has = Task(ctx, **sizes), engine(ctx, module, deepspeed_engine.NEEDS)
-    done = study(ctx, deepspeed_engine.Stage(task, has, stage))
-    return {**answer(done), **sent_sharded(task, 2 if stage == 3 else 1, WIDE.itemsize, WIDE.itemsize)}
+    moves = moves_of(task, 2 if stage == 3 else 1, WIDE.itemsize, WIDE.itemsize)
+    return told(ctx, moves, deepspeed_engine.Stage(task, has, stage))
 
 
 @step
@@ -188,10 +186,10 @@ def recompute(ctx: Context, *, dropout: float, **sizes: int) -> dict[str, Any]:
     """
     task = Dropping(ctx, **sizes, dropout=dropout)
     less, kept = (study(ctx, technique) for technique in recomputed(task))
-    told = answer(less, kept)
+    said = answer(less, kept)
     for dtype, run in less.runs.items():
-        told["parity"] += same(kept.runs[dtype], run, f" (recomputed against kept, {NAMES[dtype]})")
-    return {**told, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
+        said["parity"] += same(kept.runs[dtype], run, f" (recomputed against kept, {NAMES[dtype]})")
+    return {**said, **sent(ctx, [Move("all_reduce", ITEM * task.block_elements)] * task.layers)}
 
 
 @step
@@ -208,7 +206,7 @@ def overlap(ctx: Context, *, layers: int, bucket_bytes: dict[str, int]) -> dict[
     at_the_end = one.figures_at_the_end(stage_s)
     figures = {"stage_seconds": stage_s, **many.figures(stage_s)}
     figures |= {f"{name}_one_bucket": value for name, value in at_the_end.items()}
-    told = {
+    said = {
         "parity": many.parity("bucket per stage") + one.parity("one bucket"),
         "repeat": many.repeat("bucket per stage") + one.repeat("one bucket"),
         "traffic": [
@@ -217,10 +215,4 @@ def overlap(ctx: Context, *, layers: int, bucket_bytes: dict[str, int]) -> dict[
         ],
     }
     moved = sent(ctx, [Move("all_reduce", bucket)] * layers)
-    return {**told, **moved, "figures": {**moved["figures"], **figures}}
-
-
-def _cast(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """fully_shard that casts, and its calls with exact payloads."""
-    told = answer(study(task.ctx, casts(task, mesh)))
-    return {**told, **sent_sharded(task, 2, WIDE.itemsize, TRAINED.itemsize)}
+    return {**said, **moved, "figures": {**moved["figures"], **figures}}

@@ -10,8 +10,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
-from suites.zero.held import bytes_held
-from suites.zero.issued import issued
+from suites.zero.held import bytes_held, issued_by
 from thresholds.hardware import Model
 
 # For a GPU: 3 x 2 x 2048^2 parameters per block, and enough rows to compute longer than it exchanges.
@@ -20,7 +19,7 @@ FAST = {"width": 2048, "layers": 6, "rows": 4096, "repeats": 5}
 DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
-held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
+held = partial(Entries, issued=issued_by, held=bytes_held)  # and the closed forms
 # The answers of small steps.
 HOLDS = {
     "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6),

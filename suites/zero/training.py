@@ -23,11 +23,11 @@ from fixtures.ranks.study.at_size import drawn, made
 from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
-from fixtures.ranks.study.traffic import Expected
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
 from fixtures.wire.held import PEAK, Weighed
 from suites.zero import clipping, issued
-from suites.zero.held import Sizes
+from suites.zero.held import Kind
+from suites.zero.issued import Sizes
 
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
@@ -127,9 +127,18 @@ class Task:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that the closed forms of memory depend on."""
-        on_gpu = self.ctx.device.type != "cpu"
-        return Sizes(self.ctx.size, self.columns, self.layers, self.rows, self.micro_batches, on_gpu)
+        """The sizes that the closed forms depend on."""
+        return Sizes(
+            self.ctx.size,
+            self.columns,
+            self.layers,
+            self.rows,
+            self.ctx.size,
+            self.ctx.rank,
+            self.micro_batches,
+            bool(self.clip),
+            self.ctx.device.type != "cpu",
+        )
 
     @property
     def elements(self) -> int:
@@ -224,18 +233,22 @@ Found = Callable[[AnEngine], Weighed]
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `issued` gives the closed form of a step's traffic, and `holds` that of what an engine holds and its peak,
-    both from the bytes of an item; `found` gives what it really holds.
+    `kind` has the closed forms of what a step issues, and of what an engine holds; `found` gives what it
+    really holds.
     """
 
     task: Task
     make: Make[AnEngine]
-    issued: Callable[[int], Expected]
-    holds: Callable[[int], Weighed]
+    kind: Kind
     found: Found[AnEngine]
     variant: str = ""
     rule: Rule = RULE
     joined = ("grad", "param")
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the closed forms are made of."""
+        return self.task.sizes
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[AnEngine]:
         """Train from the start."""
@@ -261,11 +274,11 @@ class Trained(Technique[AnEngine]):
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """What a step issues among all ranks."""
-        return [Form({**self.issued(dtype.itemsize), **clipping.issued(self.task.clip, dtype)})]
+        return [Form(self.kind.calls(self.sizes, dtype.itemsize))]
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """What the engine holds after training."""
-        return memory.entries(self.found(run.kept), self.holds(dtype.itemsize))
+        return memory.entries(self.found(run.kept), self.kind.holds(self.sizes, dtype.itemsize))
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """Compare the updates with their rule."""
@@ -273,7 +286,7 @@ class Trained(Technique[AnEngine]):
 
     def peak(self, dtype: torch.dtype) -> int | str:
         """The ceiling of a step."""
-        return self.holds(dtype.itemsize)[PEAK]
+        return self.kind.holds(self.sizes, dtype.itemsize)[PEAK]
 
     def close(self, kept: AnEngine) -> None:
         """Close the engine."""

@@ -17,6 +17,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT, TRAINED, Run, run_once, same
 from suites.zero.answers import replicated
 from suites.zero.flat import Zero1, Zero2, Zero3
+from suites.zero.held import RESHARDED, STAGES
 from suites.zero.mixed import mixed_zero1
 from suites.zero.recompute import Dropping, recomputed
 from suites.zero.training import Task, Trained
@@ -32,9 +33,7 @@ Places = Mapping[str, list[int]]  # by call of torch.distributed, the elements o
 
 
 def flat(stage: type[Zero1]) -> Make:
-    return lambda task: Trained(
-        task, lambda dtype: stage(task, dtype), lambda _: {}, lambda _: {}, lambda _: {}
-    )
+    return lambda task: Trained(task, partial(stage, task), STAGES[1], lambda _: {})
 
 
 # What trains, and in which dtype.
@@ -110,7 +109,7 @@ def swept_on_mesh(ctx: Context, shape: tuple[int, ...], reshard: bool) -> tuple[
     def work(mesh: DeviceMesh) -> dict[str, Any]:
         task = small(ctx)
         make = partial(FullySharded, task, mesh, reshard)
-        found.append(swept(Trained(task, make, lambda _: {}, lambda _: {}, lambda _: {}), EXACT))
+        found.append(swept(Trained(task, make, RESHARDED, lambda _: {}), EXACT))
         return {}
 
     on_mesh(ctx, shape, work)
