@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, Form, Technique, answer, study
 from fixtures.ranks.study.pattern import Move, sent
@@ -21,33 +20,23 @@ from suites.zero import issued
 from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.held import AT_ONCE, KINDS, REPLICATED, RESHARDED, STAGES, Kind
 from suites.zero.issued import Sizes
-from suites.zero.training import Found, Task, Trained
+from suites.zero.training import Task, Trained
 from suites.zero.wrapped import FullySharded, Replicated
 
 ITEM = EXACT.itemsize
 ENGINES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
-def states(engine: Replicated | FullySharded) -> dict[str, int]:
-    """What an engine of torch's holds now."""
-    return {
-        "params": memory.parameter_bytes(engine.model),
-        "grads": memory.gradient_bytes(engine.model),
-        "optimizer": memory.optimizer_bytes(engine.optimizer),
-    }
-
-
 def replicated(
     task: Task,
     engine: type[Replicated] = Replicated,
     kind: Kind = REPLICATED,
-    found: Found[Replicated] = states,
     variant: str = "",
 ) -> Trained[Replicated]:
     """DDP with a bucket for each block, or with one in which everything fits twice."""
     bucket = 2 * task.elements if kind is AT_ONCE else task.block_elements
     make = lambda dtype: engine(task, dtype, bucket * dtype.itemsize)  # noqa: E731
-    return Trained(task, make, kind, found, variant)
+    return Trained(task, make, kind, variant)
 
 
 def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
@@ -57,7 +46,6 @@ def flat(tasks: Mapping[str, Task], number: int) -> dict[str, Any]:
             task,
             partial(ENGINES[number], task),
             STAGES[number],
-            _flat_states,
             name,
         )
         for name, task in tasks.items()
@@ -70,17 +58,6 @@ def told(ctx: Context, moves: Sequence[Move], *techniques: Technique[Any]) -> di
     if ctx.at_size:
         return at_size(ctx, techniques[0])
     return {**answer(*(study(ctx, one) for one in techniques)), **sent(ctx, moves)}
-
-
-def _flat_states(engine: Zero1) -> dict[str, int]:
-    """What a stage holds; "live unsharded" are whole parameters, after forward."""
-    return {
-        **engine.held_bytes(),
-        "grads before they are reduced": engine.gradient_peak_bytes,
-        "optimizer": memory.optimizer_bytes(engine.optimizer),
-        "live unsharded": engine.live_bytes,
-        "live unsharded at most": engine.live_peak_bytes,
-    }
 
 
 def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes: int) -> dict[str, Task]:
@@ -102,12 +79,6 @@ def moves_of(task: Task, gathers: int, reduced: int = ITEM, gathered: int = ITEM
     return moves + [Move("all_gather", gathered * block)] * gathers * layers
 
 
-def sharded_states(engine: FullySharded) -> dict[str, int]:
-    """Each state after resharding; and the whole parameters after forward."""
-    engine.reshard()
-    return {**states(engine), "live unsharded": engine.live_bytes}
-
-
 def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]:
     """Run fully_shard on all ranks, each task with resharding after forward and without."""
     techniques = (
@@ -115,7 +86,6 @@ def fully_sharded(tasks: Mapping[str, Task], mesh: DeviceMesh) -> dict[str, Any]
             task,
             partial(FullySharded, task, mesh, variant == "resharded"),
             KINDS["fsdp"][variant],
-            sharded_states,
             f"{variant}, {name}".removesuffix(", "),
         )
         for name, task in tasks.items()
@@ -133,7 +103,7 @@ class Hybrid(Trained[FullySharded]):
     """fully_shard on a mesh of replicas and shards."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
-        super().__init__(task, partial(FullySharded, task, mesh, True), RESHARDED, sharded_states)
+        super().__init__(task, partial(FullySharded, task, mesh, True), RESHARDED)
         self.mesh = mesh
 
     @property

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.traffic import Traffic
+from fixtures.wire.held import Weighed
 from suites.zero import held
-from suites.zero.training import Engine, Task, follow, loss_of, of_kind, optimizer_of, part_of, unsharded
+from suites.zero.training import Engine, Task, follow, loss_of, optimizer_of, part_of, unsharded
 
 ITEM = WIDE.itemsize
 NEEDS = ("initialize", "utils", "comm")
@@ -65,8 +66,8 @@ class DeepSpeed(Engine):
     optimizer: Any  # wraps torch's
 
     def __init__(self, task: Task, module: Any, stage: int, dtype: torch.dtype) -> None:  # noqa: ANN401
-        self.module, self.stage, self.dtype = module, stage, dtype
-        self.model = task.model(dtype)
+        self.module, self.model = module, task.model(dtype)
+        self.first: Named = {}
         inner = optimizer_of(list(self.model.parameters()))
         config = settings(task, stage, dtype)
         self.engine, self.optimizer, *_ = module.initialize(
@@ -75,14 +76,10 @@ class DeepSpeed(Engine):
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Forward and backward, and DeepSpeed's exchanges and update."""
-        loss = self.accumulate(x, y)
-        self.engine.step()
-        return loss
-
-    def accumulate(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Forward and backward."""
         loss = loss_of(self.engine(x), y)
         self.engine.backward(loss)
+        self.first = self.first or self._whole(self.module.utils.safe_get_full_grad)
+        self.engine.step()
         return loss
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,29 +88,24 @@ class DeepSpeed(Engine):
         return output
 
     def gradients(self) -> Named:
-        """None: they are gone after the update; `whole_gradients` has those of a step without one."""
-        return {}
-
-    def whole_gradients(self) -> Named:
-        """What backward left, joined from all ranks."""
-        return self._whole(self.module.utils.safe_get_full_grad)
+        """Those of the first step, joined from all ranks: after an update they are gone."""
+        return self.first
 
     def parameters(self) -> Named:
         """The masters in fp32, joined from all ranks."""
         return self._whole(self.module.utils.safe_get_full_fp32_param)
 
-    def held(self, task: Task) -> Entries:
+    def held(self) -> Weighed:
         """Parameters, fp32 masters and their state, no gradients."""
         kept = [getattr(weight, "ds_tensor", weight) for weight in self.model.parameters()]
         names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
         masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
-        found = {
+        return {
             "params": sum(map(memory.tensor_bytes, kept)),
             "masters": sum(map(memory.tensor_bytes, masters)),
             "optimizer": memory.optimizer_bytes(self.optimizer.optimizer),
             "grads after the update": memory.gradient_bytes(self.model),
         }
-        return memory.entries(found, held.deepspeed(self.stage, task.sizes, self.dtype.itemsize))
 
     def close(self) -> None:
         """Destroy the groups that it made: the next case may be in another world."""
@@ -151,13 +143,9 @@ class Stage(Technique[DeepSpeed]):
     delivers = (*_REDUCTIONS, "all_gather")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[DeepSpeed]:
-        """Train; the gradients are those of the first batch, as those of the last are gone."""
-        first = DeepSpeed(self.task, self.module, self.stage, dtype)
-        first.accumulate(*self.task.share(0, dtype))
-        grads = of_kind("grad", first.whole_gradients())
-        first.close()
+        """Train; the gradients are those of the first batch."""
         engine = DeepSpeed(self.task, self.module, self.stage, dtype)
-        return Left({**follow(self.task, engine, dtype, seen), **grads}, engine)
+        return Left(follow(self.task, engine, dtype, seen), engine)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train alone, and take the gradients of the first batch."""
@@ -180,7 +168,8 @@ class Stage(Technique[DeepSpeed]):
 
     def memory(self, dtype: torch.dtype, run: Run[DeepSpeed]) -> Entries:
         """What is held after the last step."""
-        return run.kept.held(self.task)
+        right = held.deepspeed(self.stage, self.task.sizes, dtype.itemsize)
+        return memory.entries(run.kept.held(), right)
 
     def close(self, kept: DeepSpeed) -> None:
         """Destroy its groups."""

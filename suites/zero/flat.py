@@ -20,9 +20,11 @@ import torch.distributed as dist
 from torch import nn
 
 from fixtures.ranks.collectives.calls import renamed
+from fixtures.ranks.study import memory
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
+from fixtures.wire.held import Weighed
 from suites.zero.training import Engine, Task, optimizer_of
 
 
@@ -140,12 +142,19 @@ class Zero1(Engine):
         ]
         return {str(number): self.blocks[number].cut(flat) for number, flat in enumerate(flats)}
 
-    def held_bytes(self) -> dict[str, int]:
-        """Bytes of parameters and reduced gradients on this rank."""
+    def held(self) -> Weighed:
+        """Reduced gradients, and more: "live unsharded" are whole parameters, after forward."""
         params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
         kept = [block.grad for block in self.blocks if block.grad is not None]
         grads = storage_bytes([*kept, *(gradient_of(block.shard) for block in self.blocks)])
-        return {"params": params, "grads": grads}
+        return {
+            "params": params,
+            "grads": grads,
+            "grads before they are reduced": self.gradient_peak_bytes,
+            "optimizer": memory.optimizer_bytes(self.optimizer),
+            "live unsharded": self.live_bytes,
+            "live unsharded at most": self.live_peak_bytes,
+        }
 
 
 class Zero2(Zero1):

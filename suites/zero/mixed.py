@@ -22,6 +22,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Ru
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.ranks.study.updates import Adam
+from fixtures.wire.held import Weighed
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.held import MIXED
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
@@ -111,7 +112,7 @@ class MixedZero1(Zero1, ReducedOnce):
             for number, (block, master) in enumerate(pairs)
         ]
 
-    def states(self) -> dict[str, int]:
+    def held(self) -> Weighed:
         """2 + 2 + 12 / w bytes per parameter, and 4 / w for the reduced gradients."""
         params = storage_bytes([tensor for block in self.blocks for tensor in (block.full, block.shard)])
         return {
@@ -160,7 +161,6 @@ def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
         task,
         lambda _: MixedZero1(task),
         MIXED,
-        MixedZero1.states,
         variant,
         rule=Adam(ADAM_RATE),
         make_optimizer=adam_of,

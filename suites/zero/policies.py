@@ -18,7 +18,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, an
 from fixtures.ranks.study.overlap import Action, in_turn
 from fixtures.ranks.study.pattern import Pattern, sent
 from fixtures.ranks.study.traffic import count_traffic
-from suites.zero.answers import moves_of, sharded_states
+from suites.zero.answers import moves_of
 from suites.zero.held import CAST, RESHARDED
 from suites.zero.mixed import Casting, ReducedOnce
 from suites.zero.training import Task, Trained, loss_of
@@ -39,7 +39,7 @@ class Prefetching(FullySharded):
 def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
     """Run with prefetch, and compare it also with the same without: only the time may differ."""
     ahead, plain = (
-        Trained(task, make, RESHARDED, sharded_states)
+        Trained(task, make, RESHARDED)
         for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
     )
     done = study(task.ctx, ahead)
@@ -132,5 +132,4 @@ def casts(task: Task, mesh: DeviceMesh) -> Casting[Cast]:
         task,
         lambda _: Cast(task, mesh),
         CAST,
-        sharded_states,
     )

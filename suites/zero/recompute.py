@@ -20,6 +20,7 @@ from torch.utils import checkpoint as checkpointing
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.dropout import drawn_from, drop, next_drawn
+from fixtures.wire.held import Weighed
 from suites.zero.answers import replicated
 from suites.zero.held import KINDS
 from suites.zero.training import Task, Trained, loss_of
@@ -85,6 +86,16 @@ class Dropped(Replicated):
         own = functools.partial(task.seed, task.ctx.rank)
         _drops(self.model, task.dropout, lambda number: torch.manual_seed(own(number)), next_drawn)
 
+    def held(self) -> Weighed:
+        """What one forward saves for backward; the parameters do not count."""
+        dtype = next(self.model.parameters()).dtype
+        x, y = (own.clone() for own in self.task.share(0, dtype))  # without the storage of other ranks' rows
+
+        def forward() -> torch.Tensor:
+            return loss_of(self.model(x), y)
+
+        return {"activations": memory.saved_activation_bytes(forward, self.model.parameters())}
+
 
 class Recomputed(Dropped):
     """DDP around a stack whose blocks are checkpointed."""
@@ -95,21 +106,10 @@ class Recomputed(Dropped):
             block.forward = functools.partial(checkpointing.checkpoint, block.forward, use_reentrant=False)
 
 
-def activations(engine: Replicated) -> dict[str, int]:
-    """What one forward saves for backward; the parameters do not count."""
-    dtype = next(engine.model.parameters()).dtype
-    x, y = (own.clone() for own in engine.task.share(0, dtype))  # without the storage of other ranks' rows
-
-    def forward() -> torch.Tensor:
-        return loss_of(engine.model(x), y)
-
-    return {"activations": memory.saved_activation_bytes(forward, engine.model.parameters())}
-
-
 def recomputed(task: Dropping) -> tuple[Trained[Replicated], Trained[Replicated]]:
     """DDP with checkpointing, and without."""
     less, more = (
-        replicated(task, engine, KINDS["recompute"][name], activations, name)
+        replicated(task, engine, KINDS["recompute"][name], name)
         for engine, name in ((Recomputed, "recomputed"), (Dropped, "kept"))
     )
     return less, more

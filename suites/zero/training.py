@@ -220,27 +220,32 @@ class Engine:
         """The same part of full tensors."""
         return full
 
+    def held(self) -> Weighed:
+        """What it holds now."""
+        return {
+            "params": memory.parameter_bytes(self.model),
+            "grads": memory.gradient_bytes(self.model),
+            "optimizer": memory.optimizer_bytes(self.optimizer),
+        }
+
     def close(self) -> None:
         """Leave nothing behind."""
 
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
 Make = Callable[[torch.dtype], AnEngine]
-Found = Callable[[AnEngine], Weighed]
 
 
 @dataclass
 class Trained(Technique[AnEngine]):
     """A technique that trains a task.
 
-    `kind` has the closed forms of what a step issues, and of what an engine holds; `found` gives what it
-    really holds.
+    `kind` has the closed forms of what a step issues, and of what an engine holds.
     """
 
     task: Task
     make: Make[AnEngine]
     kind: Kind
-    found: Found[AnEngine]
     variant: str = ""
     rule: Rule = RULE
     joined = ("grad", "param")
@@ -278,7 +283,7 @@ class Trained(Technique[AnEngine]):
 
     def memory(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """What the engine holds after training."""
-        return memory.entries(self.found(run.kept), self.kind.holds(self.sizes, dtype.itemsize))
+        return memory.entries(run.kept.held(), self.kind.holds(self.sizes, dtype.itemsize))
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """Compare the updates with their rule."""

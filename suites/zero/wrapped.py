@@ -18,6 +18,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
+from fixtures.wire.held import Weighed
 from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, optimizer_of
 
 with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
@@ -92,6 +93,11 @@ class FullySharded(Engine):
         for block in self.model:
             if isinstance(block, FSDPModule):
                 block.reshard()
+
+    def held(self) -> Weighed:
+        """Each state after resharding; and the whole parameters after forward."""
+        self.reshard()
+        return {**super().held(), "live unsharded": self.live_bytes}
 
     def gradients(self) -> Named:
         """Local shards."""

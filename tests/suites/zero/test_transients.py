@@ -33,7 +33,7 @@ Places = Mapping[str, list[int]]  # by call of torch.distributed, the elements o
 
 
 def flat(stage: type[Zero1]) -> Make:
-    return lambda task: Trained(task, partial(stage, task), STAGES[1], lambda _: {})
+    return lambda task: Trained(task, partial(stage, task), STAGES[1])
 
 
 # What trains, and in which dtype.
@@ -109,7 +109,7 @@ def swept_on_mesh(ctx: Context, shape: tuple[int, ...], reshard: bool) -> tuple[
     def work(mesh: DeviceMesh) -> dict[str, Any]:
         task = small(ctx)
         make = partial(FullySharded, task, mesh, reshard)
-        found.append(swept(Trained(task, make, RESHARDED, lambda _: {}), EXACT))
+        found.append(swept(Trained(task, make, RESHARDED), EXACT))
         return {}
 
     on_mesh(ctx, shape, work)
