@@ -27,9 +27,9 @@ def shape_of(schedule: str, size: int, per_rank: int, most: int) -> Shape:
     """Take the largest pipeline that divides the world and has at most `most` ranks."""
     plan = PLANS[schedule]
     ranks = ranks_of(size, most)
-    if ranks < 2 or per_rank < plan.least_per_rank:
+    if ranks < 2 or per_rank < plan.chunks:
         raise ValueError(
-            f"{schedule} needs 2 ranks or more and {plan.least_per_rank} micro-batches per rank or more, "
+            f"{schedule} needs 2 ranks or more and {plan.chunks} micro-batches per rank or more, "
             f"not {ranks} and {per_rank}"
         )
     return Shape(ranks, per_rank * ranks, plan.chunks)
@@ -85,7 +85,8 @@ def holds(schedule: str, shape: Shape, rank: int, *, width: int, rows: int, item
     parts there are also the gradients of gate, up and output.
     """
     plan, count = PLANS[schedule], shape.micro_batches
-    order, stages, flying = plan.order(shape, rank), plan.stages_of(shape, rank), plan.held(shape, rank)
+    order, stages = plan.order(shape, rank), plan.stages_of(shape, rank)
+    flying = in_flight(order)
     row, layer = rows * width * item, 3 * HIDDEN * width**2 * item
     saved = in_flight(order, lambda stage: row * (4 * HIDDEN + (stage > 0)))
     places = sum(2 * (stage > 0) + 1 for stage in stages) + crossings(plan, shape, rank)

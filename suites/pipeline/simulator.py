@@ -1,8 +1,7 @@
 """A discrete-event simulation of a pipeline: each rank does its order, each operation as soon as it can.
 
 F(s, i) needs F(s - 1, i); B and I of (s, i) need the same of s + 1, at the last stage F(s, i); W(s, i)
-needs I(s, i). What comes from another rank arrives `hop_s` later. The bubble is over ideal time:
-makespan / (busy time of the busiest rank) - 1.
+needs I(s, i). The bubble is over ideal time: makespan / (busy time of the busiest rank) - 1.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Op, Plan, Shape
+from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Op, Shape
 
 Duration = Callable[[int, Op], float]  # of an operation on a rank, in seconds (or in any unit)
 UNITS = {FORWARD: 1.0, BACKWARD: 2.0, INPUT: 1.0, WEIGHT: 1.0}
@@ -29,18 +28,9 @@ def equal_units(rank: int, op: Op) -> float:
     return UNITS[op.kind]
 
 
-def simulate(
-    schedule: str, shape: Shape, duration: Duration = equal_units, hop_s: float = 0.0
-) -> list[list[Span]]:
+def simulate(schedule: str, shape: Shape, duration: Duration = equal_units) -> list[list[Span]]:
     """Spans of every rank; orders that deadlock are refused, with what each rank waits for."""
-    plan = PLANS[schedule]
-    return run(plan, shape, [plan.order(shape, rank) for rank in range(shape.ranks)], duration, hop_s)
-
-
-def run(
-    plan: Plan, shape: Shape, orders: list[list[Op]], duration: Duration, hop_s: float
-) -> list[list[Span]]:
-    """Simulate any orders whose stages are on the ranks as in the plan."""
+    orders = [PLANS[schedule].order(shape, rank) for rank in range(shape.ranks)]
     spans: list[list[Span]] = [[] for _ in orders]
     ends: dict[tuple[str, int, int], float] = {}
     moving = True
@@ -49,9 +39,10 @@ def run(
         for rank, order in enumerate(orders):
             while len(spans[rank]) < len(order):
                 op = order[len(spans[rank])]
-                ready_s = _ready(plan, shape, op, ends, hop_s)
-                if ready_s is None:
+                needed = _needs(op, shape.stages)
+                if needed is not None and needed not in ends:
                     break
+                ready_s = 0.0 if needed is None else ends[needed]
                 begin_s = max(ready_s, spans[rank][-1].end_s if spans[rank] else 0.0)
                 spans[rank].append(Span(op, begin_s, begin_s + duration(rank, op)))
                 ends[_key(op)] = spans[rank][-1].end_s
@@ -79,18 +70,6 @@ def _needs(op: Op, stages: int) -> tuple[str, int, int] | None:
     if op.stage == stages - 1:
         return FORWARD, op.stage, op.micro_batch
     return INPUT, op.stage + 1, op.micro_batch
-
-
-def _ready(
-    plan: Plan, shape: Shape, op: Op, ends: dict[tuple[str, int, int], float], hop_s: float
-) -> float | None:
-    needed = _needs(op, shape.stages)
-    if needed is None:
-        return 0.0
-    if needed not in ends:
-        return None
-    away = plan.rank_of(shape, needed[1]) != plan.rank_of(shape, op.stage)
-    return ends[needed] + (hop_s if away else 0.0)
 
 
 def _refuse_stuck(orders: list[list[Op]], spans: list[list[Span]]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import schedules
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size
-from fixtures.ranks.study.models import Mlp, seeded
+from fixtures.ranks.study.models import Mlp
 from suites.pipeline.issued import HIDDEN
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Shape
@@ -44,26 +44,14 @@ class Problem:
 
     @classmethod
     def make(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
-        """Draw it in fp64 on the CPU, `rows` rows per micro-batch, and move it; at size on the device."""
-        if ctx.at_size:
-            return cls._large(ctx, shape, width, rows, dtype)
-        with seeded(ctx.seed):
-            modules = [Layer(width, HIDDEN * width).double() for _ in range(shape.stages)]
-            batch = torch.randn(2, shape.micro_batches * rows, width, dtype=torch.float64)
-        for module in modules:
-            module.to(ctx.device, dtype)
-        inputs, targets = batch.to(ctx.device, dtype)
-        return cls(modules, inputs.clone(), targets.clone())
-
-    @classmethod
-    def _large(cls, ctx: Context, shape: Shape, width: int, rows: int, dtype: torch.dtype) -> Problem:
-        made = [
+        """Draw it on the device, `rows` rows per micro-batch, in numbers that bf16 holds."""
+        modules = [
             at_size.made(partial(Layer, width, HIDDEN * width), key(ctx.seed, 1, stage), ctx.device, dtype)
             for stage in range(shape.stages)
         ]
         size = 2, shape.micro_batches * rows, width
         inputs, targets = at_size.drawn(key(ctx.seed, 2), size, ctx.device).to(dtype)
-        return cls(made, inputs.clone(), targets.clone())
+        return cls(modules, inputs.clone(), targets.clone())
 
 
 class RecordedStage(pipelining.PipelineStage):

@@ -10,7 +10,7 @@ from typing import Any
 
 from fixtures.wire.held import Weighed
 from suites.mesh.moe.issued import LINE, STEPS, Dims, Sizes, elements, groups, padded, router_elements
-from suites.pipeline.schedules import PLANS, Shape
+from suites.pipeline.schedules import PLANS, Shape, in_flight
 from suites.zero.issued import WIDE
 
 PLAN = PLANS["one_f_one_b"]
@@ -53,7 +53,8 @@ def _weights(sizes: Sizes, item: int) -> int:
 def _in_flight(sizes: Sizes) -> Weighed:
     """How many micro-batches are held at a time, where there are stages."""
     shape = Shape(sizes.axes.stages, sizes.dims.micro_batches)
-    return {"in-flight micro-batches": PLAN.held(shape, sizes.place[0])} if shape.ranks > 1 else {}
+    order = PLAN.order(shape, sizes.place[0])
+    return {"in-flight micro-batches": in_flight(order)} if shape.ranks > 1 else {}
 
 
 def _place(sizes: Sizes, line: str) -> tuple[int, int]:
