@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from suites.tensor.issued import enough, multiple
 from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
+Module = TypeVar("Module", bound=nn.Module)
 Model = tuple[nn.Module, Tensor]  # with its input
 
 
@@ -48,9 +50,7 @@ def activations(ctx: Context, batch: int, length: int, width: int) -> Tensor:
 
 def linear(ctx: Context, batch: int, length: int, width: int, features: int) -> Model:
     """A linear layer with a bias."""
-    with seeded(ctx.seed):
-        whole = nn.Linear(width, features).to(ctx.device).double()
-    return whole, activations(ctx, batch, length, width)
+    return _whole(ctx, lambda: nn.Linear(width, features)), activations(ctx, batch, length, width)
 
 
 def mlp(ctx: Context, *, batch: int, length: int, width: int, hidden: int) -> Model:
@@ -64,17 +64,16 @@ def dropping_mlp(
     ctx: Context, *, batch: int, length: int, width: int, hidden: int, dropout: float
 ) -> tuple[DroppingMlp, Tensor]:
     """A SwiGLU that drops a share of its hidden features and of its outputs."""
-    with seeded(ctx.seed):
-        whole = DroppingMlp(width, multiple(hidden, ctx.size), dropout, ranks=ctx.size, seed=ctx.seed)
+    hidden = multiple(hidden, ctx.size)
+    whole = _whole(ctx, lambda: DroppingMlp(width, hidden, dropout, ranks=ctx.size, seed=ctx.seed))
     whole.drawn_on = ctx.device
-    return whole.to(ctx.device).double(), activations(ctx, batch, length, width)
+    return whole, activations(ctx, batch, length, width)
 
 
 def attention(ctx: Context, *, batch: int, length: int, channels: int, heads: int, kv_heads: int) -> Model:
     """Grouped-query attention with so many heads in all."""
-    with seeded(ctx.seed):
-        whole = Attention(heads * channels, heads, kv_heads).to(ctx.device).double()
-    return whole, activations(ctx, batch, length, heads * channels)
+    width = heads * channels
+    return _whole(ctx, lambda: Attention(width, heads, kv_heads)), activations(ctx, batch, length, width)
 
 
 def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, hidden: int) -> Model:
@@ -87,7 +86,7 @@ def block(ctx: Context, *, batch: int, length: int, channels: int, heads: int, h
     return _whole(ctx, lambda: Block(*sizes)), activations(ctx, batch, length, width)
 
 
-def _whole(ctx: Context, build: Callable[[], nn.Module]) -> nn.Module:
+def _whole(ctx: Context, build: Callable[[], Module]) -> Module:
     """Make a model, the same on every rank; at the size of training its weights are bf16."""
     if ctx.at_size:
         return at_size.made(build, ctx.seed, ctx.device, TRAINED)
@@ -103,9 +102,7 @@ def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) ->
     borders = _borders(words, ctx.size)
     numbers.view(-1)[: borders.numel()] = borders
     targets.view(-1)[: borders.numel()] = borders.flip(0)
-    with seeded(ctx.seed):
-        whole = Vocabulary(words, width, targets.to(ctx.device)).to(ctx.device).double()
-    return whole, numbers.to(ctx.device)
+    return _whole(ctx, lambda: Vocabulary(words, width, targets)), numbers.to(ctx.device)
 
 
 def _borders(words: int, ranks: int) -> Tensor:

@@ -216,29 +216,23 @@ def _least(part: str, holds: Entries, results: Sequence[Mapping[str, Any]]) -> s
 def _doubled(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Which calls, of what the plan knows, and bytes all ranks may count and expect twice without notice."""
     step, parameters = case
-    measurement = _measurement(step, results, parameters)
-    holds, found = _holds(measurement), {}
-    known = {_named(line) for one in results for line in one.get("traffic", ()) if line["expected_count"]}
-    for name in known if holds.issued or holds.together else ():
-        twice = [
-            {"traffic": [_twice(line) if _named(line) == name else line for line in one["traffic"]]}
-            for one in results
-        ]
-        if not _fault(_measurement(step, twice, parameters), "traffic"):
-            found[f"traffic of {name}"] = "the plan believes twice as much"
-    weighed = {line["what"] for one in results for line in one.get("memory", ()) if line["bytes"]}
-    for what in weighed if any(case.step == step for case in _cases()) else ():
-        twice = [
-            {"memory": [_twice(line) if line["what"] == what else line for line in one.get("memory", ())]}
-            for one in results
-        ]
-        if not _fault(_measurement(step, twice, parameters), "memory"):
-            found[f"memory: {what}"] = "the plan believes twice as much"
+    holds, found = _holds(_measurement(step, results, parameters)), {}
+    planned = any(one.step == step for one in _cases())
+    known = {"traffic": bool(holds.issued or holds.together), "memory": planned}
+    for part in (part for part, is_known in known.items() if is_known):
+        lines = [line for one in results for line in one.get(part, ())]
+        for name in {_named(line) for line in lines if line.get("expected_count", line["bytes"])}:
+            twice = [
+                {part: [_twice(line) if _named(line) == name else line for line in one.get(part, ())]}
+                for one in results
+            ]
+            if not _fault(_measurement(step, twice, parameters), part):
+                found[f"{part} of {name}"] = "the plan believes twice as much"
     return found
 
 
 def _named(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(line.get(name) for name in ("group", "dtype", "op"))
+    return tuple(line.get(name) for name in ("what", "group", "dtype", "op"))
 
 
 def _twice(line: Mapping[str, Any]) -> dict[str, Any]:
