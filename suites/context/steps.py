@@ -18,8 +18,7 @@ from fixtures.ranks.study.driver import TRAINED, answer, study
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.pattern import sent
 from suites.context.issued import Shape, shape_of
-from suites.context.technique import ContextParallel
-from suites.context.techniques import AllGatherKV, Ring, Ulysses, ZigZag
+from suites.context.techniques import AllGatherKV, ContextParallel, Ring, Ulysses, ZigZag
 from suites.context.torch_ring import MODULE, TorchRing
 
 

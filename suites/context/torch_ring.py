@@ -22,7 +22,7 @@ from fixtures.ranks.unsupported import unsupported
 from suites.context import layout
 from suites.context.issued import GATHERED, SAVED, Shape
 from suites.context.ring_attention import Tally
-from suites.context.technique import ContextParallel
+from suites.context.techniques import ContextParallel
 
 MODULE = "torch.distributed.tensor.experimental._attention"
 _NEEDED = ("context_parallel", "set_rotate_method")

@@ -23,8 +23,8 @@ from suites.context.ring_attention import Tally, WrittenOut, ring_attention
 from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
 from suites.mesh.technique import loss_of, optimizer_of
-from suites.tensor.dtensor import block_plan
 from suites.tensor.regions import Group
+from suites.tensor.technique import block_plan
 from suites.zero import clipping
 
 # The dimension of a Linear's or Embedding's weight that tensor parallelism cuts; norms are whole.

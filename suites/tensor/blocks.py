@@ -16,8 +16,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fixtures.ranks.groups import divided_into, lasting
+from fixtures.ranks.study.dropout import drop, from_seed, next_drawn
 from fixtures.ranks.study.models import RMSNorm, attend, causal, rotary
 from suites.tensor.layers import columns, rows
+from suites.tensor.models import DroppingMlp, seed_of
 from suites.tensor.regions import Group, copy_to, gathered_linear, reduce_from, reduce_scatter_to_sequence
 
 Tensor = torch.Tensor
@@ -147,6 +149,18 @@ def mlp(meet: Meeting, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Ten
     """SwiGLU over this rank's hidden features: column, column, row."""
     opened, passed = meet.read(x, gate, up)
     return meet.add(functional.linear(functional.silu(opened) * passed, down))
+
+
+def dropping_mlp(meet: Whole, whole: DroppingMlp, x: Tensor, *weights: Tensor) -> Tensor:
+    """SwiGLU over this rank's hidden features, some of which are dropped, as are some of the outputs."""
+    gate, up, down = weights
+    opened, passed = meet.read(x, gate, up)
+    hidden = functional.silu(opened) * passed
+    with from_seed(seed_of(whole.seed, meet.group.rank), x.device):
+        hidden = drop(hidden, whole.share, next_drawn(hidden))
+    out = meet.add(functional.linear(hidden, down))
+    with from_seed(whole.seed, x.device):
+        return drop(out, whole.share, next_drawn(out))
 
 
 def block(meet: Meeting, kv: KvHeads, w: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -13,15 +13,48 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size
 from fixtures.ranks.study.driver import TRAINED
+from fixtures.ranks.study.dropout import drawn_from, drop
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
-from suites.tensor.dropout import DroppingMlp
 from suites.tensor.issued import enough, multiple
 from suites.tensor.technique import drawn
 
 Tensor = torch.Tensor
+_APART = 2718
 Module = TypeVar("Module", bound=nn.Module)
 Model = tuple[nn.Module, Tensor]  # with its input
+
+
+class DroppingMlp(Mlp):
+    """The unsharded layer, which draws the masks of all ranks, on `drawn_on`.
+
+    Between column and row a rank has its own part of the hidden features, so every rank draws its own mask
+    there. After the sum all ranks have the same activations and must draw the same mask, so that they stay
+    the same. So there are two seeds, one with the rank and one without, as in Megatron-Core's
+    CudaRNGStatesTracker (`model_parallel_cuda_manual_seed`, whose 2718 it is; Shoeybi et al., "Megatron-LM",
+    2019, appendix B.2).
+    """
+
+    def __init__(self, width: int, hidden: int, share: float, *, ranks: int, seed: int) -> None:
+        super().__init__(width, hidden)
+        self.share, self.ranks, self.seed = share, ranks, seed
+        self.drawn_on = torch.device("cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop hidden features, and outputs."""
+        hidden = functional.silu(self.gate(x)) * self.up(x)
+        shape = (*hidden.shape[:-1], hidden.shape[-1] // self.ranks)
+        parts = [self._drawn(seed_of(self.seed, rank), shape) for rank in range(self.ranks)]
+        out = self.down(drop(hidden, self.share, torch.cat(parts, -1)))
+        return drop(out, self.share, self._drawn(self.seed, out.shape))
+
+    def _drawn(self, seed: int, shape: tuple[int, ...]) -> Tensor:
+        return drawn_from(seed, self.drawn_on, [shape])[0]
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """The seed of a rank's own mask."""
+    return seed + _APART + rank
 
 
 class Vocabulary(nn.Module):

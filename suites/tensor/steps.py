@@ -15,13 +15,11 @@ from typing import Any
 
 from fixtures.ranks.steps import Context, step
 from suites.tensor import blocks, layers, models, overlap
-from suites.tensor import dropout as dropping
 from suites.tensor.blocks import Meeting, Split, Whole, kv_heads, shared_kv
-from suites.tensor.dtensor import Planned, block_plan, head_plan, sequence_plan
 from suites.tensor.issued import multiple
 from suites.tensor.layers import columns, rows
 from suites.tensor.regions import Group
-from suites.tensor.technique import Functional
+from suites.tensor.technique import Functional, Planned, block_plan, head_plan, sequence_plan
 
 
 @step
@@ -84,7 +82,7 @@ def mlp(ctx: Context, **sizes: int) -> dict[str, Any]:
 @step
 def mlp_dropout(ctx: Context, *, dropout: float, **sizes: int) -> dict[str, Any]:
     """`mlp` with dropout: of hidden features, where every rank draws its own mask, and of outputs, where all
-    draw the same one (`suites.tensor.dropout`). Traffic and weights as in `mlp`; also saved are the whole
+    draw the same one (`DroppingMlp`). Traffic and weights as in `mlp`; also saved are the whole
     mask of the outputs and 1/n of that of the hidden features.
     """
     group, (whole, x) = Group(ctx.rank, ctx.size), models.dropping_mlp(ctx, **sizes, dropout=dropout)
@@ -94,7 +92,7 @@ def mlp_dropout(ctx: Context, *, dropout: float, **sizes: int) -> dict[str, Any]
         {**sizes, "dropout": dropout},
         (whole, x),
         blocks.mlp_cuts(group),
-        forward=lambda w, x: dropping.mlp(Whole(group), whole, x, w.values()),
+        forward=lambda w, x: blocks.dropping_mlp(Whole(group), whole, x, *w.values()),
     ).told()
 
 

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.exact.compare import MOST_REPORTED
@@ -48,6 +57,7 @@ Tensor = torch.Tensor
 Cut = Callable[[Tensor], Tensor]  # a view: what of a whole tensor a rank holds
 Weights = dict[str, Tensor]
 Forward = Callable[[Weights, Tensor], Tensor]
+Plan = Mapping[str, Any]  # of torch's, by the names of layers
 
 SIZE_BYTES = {"cpu": 1 << 18, "cuda": 1 << 26}  # of a collective that is timed
 _BUDGET_S = 1.0
@@ -207,6 +217,54 @@ class Functional(Layer):
         mine = as_input(self.cut("input", self.x), dtype)
         found_bytes = memory.saved_activation_bytes(lambda: forward(mine), weights.values())
         return [*held, memory.entry("activations", found_bytes, form.share(whole_bytes, self.ctx.size))]
+
+
+# the same layers as torch ships them
+
+
+def block_plan() -> Plan:
+    """Column and row; q, k, v, gate and up each all-reduce their own gradient of their shared input."""
+    column = {name: ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v")}
+    column |= {name: ColwiseParallel() for name in ("mlp.gate", "mlp.up")}
+    return column | {name: RowwiseParallel() for name in ("attention.o", "mlp.down")}
+
+
+def sequence_plan() -> Plan:
+    """The sequence split at the norms; gathered once before attention and once before the MLP."""
+    plan: dict[str, Any] = dict(block_plan())
+    plan |= {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
+    plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.o", "mlp.down")}
+    plan["attention"] = PrepareModuleInput(
+        input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+    )
+    plan["mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    return plan
+
+
+def head_plan() -> Plan:
+    """The head split by words; the logits stay split."""
+    return {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+
+
+@dataclass(kw_only=True)
+class Planned(Layer):
+    """The whole model under a plan. `cuts`: of input and output alone; gradients are compared whole.
+
+    `parallel_loss`: cross-entropy on logits that stay split, forward and backward.
+    """
+
+    plan: Callable[[], Plan]
+    parallel_loss: bool = False
+
+    def make(self, dtype: torch.dtype) -> tuple[Weights, Callable[[Tensor], Tensor]]:
+        """Parallelize the model."""
+        mesh = init_device_mesh(self.ctx.device.type, (self.ctx.size,))
+        model = parallelize_module(deepcopy(self.whole).to(dtype), mesh, dict(self.plan()))
+        return dict(model.named_parameters()), lambda x: full(model(x))
+
+    def around(self) -> AbstractContextManager[Any]:
+        """The context that makes the loss parallel."""
+        return loss_parallel() if self.parallel_loss else nullcontext()
 
 
 def sent(layer: Layer) -> dict[str, Any]:
