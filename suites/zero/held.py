@@ -10,7 +10,8 @@ enters its first block, with all that was saved, or in its last, with all the gr
 
     peak = held + batch + max(9 n d L + first, 9 n d + last) + 11 n d
 
-The batch is that of all ranks, 2 w n d. 11 n d are the loss (2) and what backward has in a block (9).
+There is room for the batch of all ranks, 2 w n d. 11 n d are the loss (2) and what backward has in a block
+(9).
 
     technique           held            first               last
     ddp                 3 Psi           B                   Psi             parameters, momentum, buckets

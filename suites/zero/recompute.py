@@ -89,7 +89,7 @@ class Dropped(Replicated):
     def held(self) -> Weighed:
         """What one forward saves for backward; the parameters do not count."""
         dtype = next(self.model.parameters()).dtype
-        x, y = (own.clone() for own in self.task.share(0, dtype))  # without the storage of other ranks' rows
+        x, y = (own.clone() for own in self.task.share(0, dtype))  # without each other's storage
 
         def forward() -> torch.Tensor:
             return loss_of(self.model(x), y)

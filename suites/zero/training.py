@@ -89,13 +89,8 @@ class Task:
 
     def batch(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of all ranks."""
-        if self.ctx.at_size:
-            parts = [self._rows_of(rank, number, dtype) for rank in range(self.ctx.size)]
-            return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-        source = torch.Generator().manual_seed(key(self.ctx.seed, 2, number) >> 1)
-        both = torch.randn(2, self.rows * self.ctx.size, self.columns, generator=source).to(TRAINED)
-        x, y = both.to(self.ctx.device, dtype)
-        return x, y
+        parts = [self._rows_of(rank, number, dtype) for rank in range(self.ctx.size)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         seed = key(self.ctx.seed, 2, number, rank)
@@ -108,10 +103,7 @@ class Task:
 
     def share(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of this rank."""
-        if self.ctx.at_size:
-            return self._rows_of(self.ctx.rank, number, dtype)
-        x, y = self.batch(number, dtype)
-        return self.own(x), self.own(y)
+        return self._rows_of(self.ctx.rank, number, dtype)
 
     def pieces(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
         """Inputs and targets of every micro-batch, and whether it is the last."""
