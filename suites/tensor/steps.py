@@ -154,7 +154,7 @@ def sequence(ctx: Context, **sizes: int) -> dict[str, Any]:
     gradients. Memory: weights as in `block`; saved for backward 1/n of what the unsharded block saves, except
     the causal mask and the rotary tables, which every rank needs whole.
     """
-    return _block(ctx, "sequence", Split(Group(ctx.rank, ctx.size)), in_parts(ctx, sizes))
+    return _block(ctx, "sequence", Split(Group(ctx.rank, ctx.size)), _in_parts(ctx, sizes))
 
 
 def _block(ctx: Context, name: str, meet: Meeting, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def async_tp(ctx: Context, **sizes: int) -> dict[str, Any]:
     Traffic: three all_gathers of X (x, x again for backward, the output's gradient), two reduce_scatters (the
     output, dX). Memory: 1/n of weights and of what is saved. Parity with the unfused layers as well.
     """
-    group, sizes = Group(ctx.rank, ctx.size), in_parts(ctx, sizes)
+    group, sizes = Group(ctx.rank, ctx.size), _in_parts(ctx, sizes)
     model = models.mlp(ctx, **sizes)  # or a refusal, before anything is set up
     with overlap.fused(ctx, group) as ops:
         return overlap.FusedMlp(
@@ -208,7 +208,7 @@ def dtensor_sequence(ctx: Context, **sizes: int) -> dict[str, Any]:
     Traffic: two all_gathers and two reduce_scatters of X, forward and backward: the gathered input is kept.
     The norms' gradients stay summands until an optimizer reads them.
     """
-    sizes, cuts = in_parts(ctx, sizes), blocks.sequence_cuts(Group(ctx.rank, ctx.size))
+    sizes, cuts = _in_parts(ctx, sizes), blocks.sequence_cuts(Group(ctx.rank, ctx.size))
     model = models.block(ctx, **sizes)
     return Planned(ctx, "dtensor_sequence", sizes, model, cuts, plan=sequence_plan).told()
 
@@ -225,6 +225,6 @@ def loss_parallel(ctx: Context, **sizes: int) -> dict[str, Any]:
     return Planned(ctx, "loss_parallel", sizes, model, plan=head_plan, parallel_loss=True).told()
 
 
-def in_parts(ctx: Context, sizes: Mapping[str, int]) -> dict[str, int]:
+def _in_parts(ctx: Context, sizes: Mapping[str, int]) -> dict[str, int]:
     """The same with a length that the ranks can split."""
     return {**sizes, "length": multiple(sizes["length"], ctx.size)}
