@@ -16,8 +16,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fixtures.ranks.groups import divided_into, lasting
-from fixtures.ranks.study.dropout import drop, from_seed, next_drawn
-from fixtures.ranks.study.models import RMSNorm, attend, causal, rotary
+from fixtures.ranks.study.dropout import drop, next_drawn
+from fixtures.ranks.study.models import RMSNorm, attend, causal, rotary, seeded
 from suites.tensor.layers import columns, rows
 from suites.tensor.models import DroppingMlp, seed_of
 from suites.tensor.regions import Group, copy_to, gathered_linear, reduce_from, reduce_scatter_to_sequence
@@ -156,10 +156,10 @@ def dropping_mlp(meet: Whole, whole: DroppingMlp, x: Tensor, *weights: Tensor) -
     gate, up, down = weights
     opened, passed = meet.read(x, gate, up)
     hidden = functional.silu(opened) * passed
-    with from_seed(seed_of(whole.seed, meet.group.rank), x.device):
+    with seeded(seed_of(whole.seed, meet.group.rank), x.device):
         hidden = drop(hidden, whole.share, next_drawn(hidden))
     out = meet.add(functional.linear(hidden, down))
-    with from_seed(whole.seed, x.device):
+    with seeded(whole.seed, x.device):
         return drop(out, whole.share, next_drawn(out))
 
 
