@@ -102,7 +102,7 @@ def without_results() -> Patches:
 def counted(task: Task, grid: Grid) -> Callable[..., None]:
     """An all-to-all that brings counts as they would come; of rows only the shapes are real."""
     own, real = grid.group("ep"), dist.all_to_all_single
-    order = [(i, n) for i in range(task.dims.micro_batches) for n in task.blocks_of(grid.place[0])]
+    order = [(i, n) for i in range(task.dims.micro_batches) for n in task.blocks_of(task.place[0])]
     tables = cycle(
         [
             torch.cat(

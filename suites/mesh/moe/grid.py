@@ -14,16 +14,11 @@ from suites.tensor.regions import Group
 
 @dataclass(frozen=True)
 class Grid:
-    """A rank's coordinates, and its group along each line."""
+    """A rank's group along each line."""
 
     ctx: Context
     axes: Axes
     lines: dict[str, Among]
-
-    @property
-    def place(self) -> tuple[int, int, int, int]:
-        """Stage, data, context and tensor."""
-        return self.axes.coordinates(self.ctx.rank)
 
     def group(self, line: str) -> Group:
         """This rank's group along a line."""

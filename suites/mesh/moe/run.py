@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import Entries, Named, Run
+from fixtures.wire.held import Weighed
 from suites.expert.routing import imbalance
 from suites.mesh.moe.grid import Grid, on_grid
 from suites.mesh.moe.held import PLAN, replicated
-from suites.mesh.moe.issued import STEPS, Dims, Issues
+from suites.mesh.moe.issued import STEPS, Dims, Issues, Sizes
 from suites.mesh.moe.task import Task, unsharded
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import Combined, Issued, told
@@ -31,9 +32,14 @@ SHARDED = PATTERNS | dict.fromkeys(("dp_cp", "edp"), ("reduce_scatter", "all_gat
 
 
 class Mixture(Combined[Trainer]):
-    """The mixture of experts on a grid; `patterns`: what training issues along each line."""
+    """The mixture of experts on a grid, where all ranks of a line have the same weights.
+
+    `patterns` is what training issues along each line, `engine` a rank's part, `weighed` what it holds.
+    """
 
     patterns: Mapping[str, Sequence[str]] = PATTERNS
+    engine: type[Trainer] = Trainer
+    weighed: Callable[[Sizes, int], Weighed] = staticmethod(replicated)
 
     def __init__(self, task: Task, grid: Grid, issues: Issues) -> None:
         self.task, self.grid, self.issues = task, grid, issues
@@ -42,7 +48,7 @@ class Mixture(Combined[Trainer]):
 
     def make(self, dtype: torch.dtype) -> Trainer:
         """Make a rank's part."""
-        return Trainer(self.task, self.grid, dtype)
+        return self.engine(self.task, self.grid, dtype)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train the whole model alone."""
@@ -54,8 +60,8 @@ class Mixture(Combined[Trainer]):
         return {line.name: (line.group, issued[line.name]) for line in self.grid.used}
 
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
-        """What a rank holds where all ranks of a line have the same weights."""
-        return replicated(self.task, dtype.itemsize)
+        """What a rank holds."""
+        return self.weighed(self.task, dtype.itemsize)
 
     def found(self, engine: Trainer) -> dict[str, int]:
         """Add the most micro-batches that are held at a time."""
@@ -68,7 +74,7 @@ class Mixture(Combined[Trainer]):
         if run.kept.schedule is None:
             return held
         done = [span.op for span in run.kept.recorder.spans]
-        return [*held, differing(done, PLAN.order(self.shape, self.grid.place[0]))]
+        return [*held, differing(done, PLAN.order(self.shape, self.task.place[0]))]
 
 
 def run(ctx: Context, name: str, dims: Mapping[str, int], kind: type[Mixture] = Mixture) -> dict[str, Any]:

@@ -15,7 +15,6 @@ tokens of its whole set, so its gradient is divided by all ranks (torchtitan's `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ class FullySharded(Trainer):
         }
 
     def _rows(self, name: str, whole: Tensor) -> Tensor:
-        group = self.grid.group(line_of(name))
+        group = self.grid.group("edp" if is_expert(name) else "dp_cp")
         size = -(-len(whole) // group.size)
         return whole[group.rank * size :][:size]
 
@@ -79,20 +78,7 @@ class FullySharded(Trainer):
                 local(gradient_of(weight)).mul_(self.grid.group("edp").size / self.task.axes.stage_ranks)
 
 
-def line_of(name: str) -> str:
-    """The line along which a weight is sharded."""
-    return "edp" if is_expert(name) else "dp_cp"
-
-
 class ShardedMixture(Mixture):
     """The mixture of experts whose weights are all sharded."""
 
-    patterns = SHARDED
-
-    def make(self, dtype: torch.dtype) -> Trainer:
-        """Make a rank's part."""
-        return FullySharded(self.task, self.grid, dtype)
-
-    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
-        """This rank's rows of everything."""
-        return fully_sharded(self.task, dtype.itemsize)
+    patterns, engine, weighed = SHARDED, FullySharded, staticmethod(fully_sharded)

@@ -32,7 +32,7 @@ class Stage(Part):
     """A rank's stage. `micro_batch` is the next one; `left` are the stage's outputs, by micro-batch."""
 
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
-        stage, _, context, _ = grid.place
+        stage, _, context, _ = task.place
         numbers = task.blocks_of(stage)
         super().__init__(task.model(dtype), numbers, first=stage == 0, last=stage == task.axes.stages - 1)
         self.context = context
@@ -87,8 +87,9 @@ class Stage(Part):
 
     def _attend(self, layer: models.Attention, x: Tensor) -> Tensor:
         """Attention of this rank's heads and positions over all positions."""
-        meet = Split(self.tensor) if self.tensor.size > 1 else _Alone()
-        parts = meet.read(x, layer.q.weight, layer.k.weight, layer.v.weight)
+        meet = Split(self.tensor) if self.tensor.size > 1 else None
+        weights = layer.q.weight, layer.k.weight, layer.v.weight
+        parts = meet.read(x, *weights) if meet else [functional.linear(x, weight) for weight in weights]
         own = everyone = self.positions[self.context]
         q, k, v = (part.view(*part.shape[:2], -1, layer.channels).transpose(1, 2) for part in parts)
         kept = torch.stack((models.rotary(k, own), v))
@@ -96,29 +97,14 @@ class Stage(Part):
             everyone = torch.cat(self.positions)
             kept = gather_from_sequence(kept, _KEPT_SEQUENCE, self.along)
         found = models.attend(models.rotary(q, own), kept[0], kept[1], models.causal(own, everyone))
-        return meet.add(functional.linear(layer.merge(found), layer.o.weight))
+        out = functional.linear(layer.merge(found), layer.o.weight)
+        return meet.add(out) if meet else out
 
     def _mix(self, number: int, layer: nn.Module, x: Tensor) -> Tensor:
         """The mixture of experts, with this micro-batch's preferences."""
         layer.wanted = self.wanted[number, self.micro_batch]
         out: Tensor = layer(x.flatten(0, 1))
         return out.view_as(x)
-
-
-class _Alone:
-    """Attention whose heads are all on this rank: no communication."""
-
-    def read(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """Apply the layers."""
-        return tuple(functional.linear(x, weight) for weight in weights)
-
-    def add(self, summand: Tensor) -> Tensor:
-        """The only summand."""
-        return summand
-
-    def alone(self, weight: Tensor) -> Tensor:
-        """As it is."""
-        return weight
 
 
 def is_expert(name: str) -> bool:

@@ -12,7 +12,7 @@ arXiv:1910.02054, section 5; with experts as in Megatron-Core's distributed opti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -125,11 +125,7 @@ class Zero1(Trainer):
 class ZeroMixture(Mixture):
     """The mixture of experts whose optimizer is sharded."""
 
-    patterns = SHARDED
-
-    def make(self, dtype: torch.dtype) -> Trainer:
-        """Make a rank's part."""
-        return Zero1(self.task, self.grid, dtype)
+    patterns, engine, weighed = SHARDED, Zero1, staticmethod(zero1)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Trainer]:
         """Train; the weights that were gathered last are results too."""
@@ -145,10 +141,6 @@ class ZeroMixture(Mixture):
             for kind, one in run.kept.buckets.items()
         ]
         return [*super().beside(dtype, run), *rounded]
-
-    def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
-        """Masters and weights."""
-        return zero1(self.task, dtype.itemsize)
 
     def found(self, engine: Trainer) -> dict[str, int]:
         """Add all weights of the stage, and their gradients, of which none is left after the step."""
