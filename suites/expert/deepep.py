@@ -20,6 +20,7 @@ from torch import Tensor
 from fixtures.ranks import timing
 from fixtures.ranks.engines import engine
 from fixtures.ranks.steps import Context, Unsupported
+from suites.tensor.regions import met
 
 _NEEDS = ("Buffer",)
 _BF16_BYTES = 2
@@ -126,23 +127,6 @@ class _Dispatch(torch.autograd.Function):
         return back, weights, None, None, None, None
 
 
-class _Combine(torch.autograd.Function):
-    """Send rows back and add them up; the gradient of a sum goes to every summand."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, handle: Any, made: Engine, kept: list[Any]) -> Tensor:  # noqa: ANN401
-        ctx.engine, ctx.kept, ctx.handle = made, kept, handle
-        summed, _ = made.combine(rows, handle)
-        kept.append(summed.clone())
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # noqa: ANN401
-        there = ctx.engine.again(grad, ctx.handle)
-        ctx.kept.append(there)
-        return there, None, None, None
-
-
 def dispatched(  # noqa: PLR0917 - what goes, where to, by what, where it is noted
     rows: Tensor, weights: Tensor, chosen: Tensor, experts: int, made: Engine, kept: list[Any]
 ) -> tuple[Tensor, Tensor, Arrived]:
@@ -153,6 +137,16 @@ def dispatched(  # noqa: PLR0917 - what goes, where to, by what, where it is not
 
 
 def combined(rows: Tensor, handle: Any, made: Engine, kept: list[Any]) -> Tensor:  # noqa: ANN401
-    """A combine with a gradient."""
-    summed: Tensor = _Combine.apply(rows, handle, made, kept)  # type: ignore[no-untyped-call]
-    return summed
+    """A combine with a gradient, which goes to every summand of a row."""
+
+    def forth(given: Tensor) -> Tensor:
+        summed, _ = made.combine(given, handle)
+        kept.append(summed.clone())
+        return summed
+
+    def back(grad: Tensor) -> Tensor:
+        there = made.again(grad, handle)
+        kept.append(there)
+        return there
+
+    return met(rows, forth, back)

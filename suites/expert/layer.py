@@ -46,17 +46,12 @@ def lay_out(chosen: Tensor, experts: int, ranks: int, group: Group = None) -> La
     local = arriving.shape[1]
     expert = torch.arange(local, device=chosen.device).repeat(ranks).repeat_interleave(arriving.flatten())
     return Layout(
-        order=sorted_rows(chosen),
+        order=chosen.flatten().argsort(stable=True),
         sent=own.view(ranks, -1).sum(1).tolist(),
         received=arriving.sum(1).tolist(),
         grouped=expert.argsort(stable=True),
         per_expert=arriving.sum(0).tolist(),
     )
-
-
-def sorted_rows(chosen: Tensor) -> Tensor:
-    """Sort the rows of a routing table by expert, without communication."""
-    return chosen.flatten().argsort(stable=True)
 
 
 def exchange(
@@ -86,11 +81,6 @@ def exchanged(  # noqa: PLR0917 - an exchange, and which of its two ways are in 
     )
 
 
-def cut(rows: Tensor, counts_of_rows: list[int]) -> list[Tensor]:
-    """Cut rows into consecutive parts."""
-    return list(torch.split(rows, counts_of_rows))
-
-
 def inverse(order: Tensor) -> Tensor:
     """The permutation that undoes another."""
     back = torch.empty_like(order)
@@ -109,6 +99,12 @@ def returned(rows: Tensor, order: Tensor, slots: int) -> Tensor:
     if missing := len(order) - len(rows):
         rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
     return rows[inverse(order)].view(-1, slots, *rows.shape[1:])
+
+
+def worked(experts: nn.ModuleList, rows: Tensor, grouped: Tensor, per_expert: list[int]) -> Tensor:
+    """Run every expert on all its rows at once, which `grouped` sorts; results are in the rows' order."""
+    parts = zip(experts, torch.split(rows[grouped], per_expert), strict=True)
+    return torch.cat([expert(part) for expert, part in parts])[inverse(grouped)]
 
 
 def route(logits: Tensor, wanted: Tensor, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -171,7 +167,7 @@ class Sharded(nn.Module):
         layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
         rows = copies(x, layout.order, self.top_k)[: sum(layout.sent)]
         arrived = exchanged(rows, layout.sent, layout.received, self.group, fp8=self.fp8)
-        done = self._work(arrived[layout.grouped], layout.per_expert)[inverse(layout.grouped)]
+        done = worked(self.experts, arrived, layout.grouped, layout.per_expert)
         home = exchanged(done, layout.received, layout.sent, self.group, fp8_back=self.fp8)
         back = returned(home, layout.order, self.top_k)
         return (back * weights.unsqueeze(-1)).sum(1)
@@ -183,7 +179,3 @@ class Sharded(nn.Module):
     def synchronise(self) -> None:
         """Add up the router's gradient; an expert's is whole, because all its tokens came to it."""
         dist.all_reduce(self.router.weight.grad)
-
-    def _work(self, rows: Tensor, per_expert: list[int]) -> Tensor:
-        parts = cut(rows, per_expert)
-        return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
@@ -55,45 +55,26 @@ class Problem:
         weights, chosen = route(logits, wanted, self.shape.top_k, rows.dtype)
         return x, rows, weights, chosen
 
-    def experts(self, layer: int) -> nn.ModuleList:
-        """All experts of a layer."""
-        return self.blocks[layer].moe.experts
-
-    def expected(self, rank: int, ranks: int) -> list[Tensor]:
-        """What a rank must end with: an attention rank its micro-batches, an expert rank the rows it got."""
-        attention = len(self.batches)
-        if rank < attention:
-            return self.colocated(rank)
-        local = self.shape.experts // (ranks - attention)
-        return self.rows_for((rank - attention) * local, (rank - attention + 1) * local)
-
     @torch.no_grad()
-    def rows_for(self, first: int, last: int) -> list[Tensor]:
-        """What experts `first` to `last - 1` must be given, layer by layer, micro-batch by micro-batch."""
-        streams = [list(line) for line in self.batches]
-        found = []
+    def expected(self, rank: int, ranks: int) -> list[Tensor]:
+        """What a rank must end with, by the whole blocks: an attention rank its micro-batches, an expert rank
+        the rows that its experts must be given, layer by layer, micro-batch by micro-batch.
+        """
+        attention, streams = len(self.batches), [list(line) for line in self.batches]
+        local = self.shape.experts // (ranks - attention)
+        # An attention rank has none: nobody chooses an expert of a negative number.
+        own = range((rank - attention) * local, (rank - attention + 1) * local)
+        given = []
         for block in self.blocks:
             for i in range(len(self.batches[0])):
                 parts = []
-                for rank, wanted in enumerate(line[i] for line in self.wanted):
-                    chosen, rows = top_k(wanted, self.shape.top_k), block.prepare(streams[rank][i])[1]
-                    parts += [rows[(chosen == expert).any(1)] for expert in range(first, last)]
+                for stream, wanted in zip(streams, (line[i] for line in self.wanted), strict=True):
+                    chosen, rows = top_k(wanted, self.shape.top_k), block.prepare(stream[i])[1]
+                    parts += [rows[(chosen == expert).any(1)] for expert in own]
                     block.moe.wanted = wanted
-                    streams[rank][i] = block(streams[rank][i].unsqueeze(0)).squeeze(0)
-                found.append(torch.cat(parts))
-        return found
-
-    @torch.no_grad()
-    def colocated(self, rank: int) -> list[Tensor]:
-        """What an attention rank must end with: every micro-batch through the whole blocks."""
-        ends = []
-        for hidden, wanted in zip(self.batches[rank], self.wanted[rank], strict=True):
-            x = hidden.unsqueeze(0)
-            for block in self.blocks:
-                block.moe.wanted = wanted
-                x = block(x)
-            ends.append(x.squeeze(0))
-        return ends
+                    stream[i] = block(stream[i].unsqueeze(0)).squeeze(0)
+                given.append(torch.cat(parts))
+        return streams[rank] if rank < attention else given
 
     def first(self) -> Problem:
         """The same with one micro-batch."""

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixtures.ranks import timing
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import Work, settle
 from suites.expert.disaggregated.model import Problem
-from suites.expert.layer import copies, cut, inverse, returned, sorted_rows
+from suites.expert.layer import copies, returned, worked
 from suites.expert.routing import counts
 
 
@@ -92,7 +92,7 @@ class Pending:
         self.buffers.clear()
 
 
-def receive(buffers: list[Tensor], sources: range, group: Any) -> None:  # noqa: ANN401
+def receive(buffers: Sequence[Tensor], sources: range, group: Any) -> None:  # noqa: ANN401
     """Fill a buffer from every source; empty ones are not sent."""
     pairs = zip(buffers, sources, strict=True)
     for work in together(
@@ -139,11 +139,11 @@ def _dispatched(
     roles: Sides, pending: Pending, rows: Tensor, chosen: Tensor, experts: int
 ) -> tuple[Tensor, list[int]]:
     """Send counts to every expert rank, then rows to those that get some."""
-    order = sorted_rows(chosen)
+    order = chosen.flatten().argsort(stable=True)
     own = counts(chosen, experts).view(len(roles.experts), -1)
     split = own.sum(1).tolist()
     pending.send(own.unbind(0), roles.experts, roles.dispatch)
-    pending.send(cut(copies(rows, order, chosen.shape[1]), split), roles.experts, roles.dispatch)
+    pending.send(torch.split(copies(rows, order, chosen.shape[1]), split), roles.experts, roles.dispatch)
     return order, split
 
 
@@ -152,7 +152,7 @@ def _combined(  # noqa: PLR0917 - who, where it is noted, and what was kept of t
 ) -> Tensor:
     """Receive the experts' results, and add them to the residual, weighted."""
     back = x.new_empty(sum(split), x.shape[1])
-    receive(list(cut(back, split)), roles.experts, roles.combine)
+    receive(torch.split(back, split), roles.experts, roles.combine)
     log.arrived.append(back)
     rows = returned(back, order, weights.shape[1])
     return x + (rows * weights.unsqueeze(-1)).sum(1)
@@ -163,33 +163,26 @@ def serve_all(ctx: Context, roles: Sides, problem: Problem, pace: Pace, log: Log
     pending, local = Pending(), problem.shape.experts // len(roles.experts)
     first = (ctx.rank - roles.experts.start) * local
     for layer in range(problem.depth):
-        experts = problem.experts(layer)[first : first + local]
+        experts = problem.blocks[layer].moe.experts[first : first + local]
         for _ in problem.batches[0]:
             arrived, header = _arrived(ctx, roles, problem, local)
             log.arrived.append(arrived)
             with stage(ctx, log, pace):
-                done = worked(experts, arrived, header)
-            pending.send(cut(done, header.sum(1).tolist()), roles.attention, roles.combine)
+                numbers = torch.arange(local, device=ctx.device).repeat(len(roles.attention))
+                order = numbers.repeat_interleave(header.flatten()).argsort(stable=True)
+                done = worked(experts, arrived, order, header.sum(0).tolist())
+            pending.send(torch.split(done, header.sum(1).tolist()), roles.attention, roles.combine)
     pending.finish()
 
 
 def _arrived(ctx: Context, roles: Sides, problem: Problem, local: int) -> tuple[Tensor, Tensor]:
     """Receive rows, and how many from each attention rank (rows of the header) for each expert here."""
     header = torch.empty(len(roles.attention), local, dtype=torch.int64, device=ctx.device)
-    receive(list(header.unbind(0)), roles.attention, roles.dispatch)
+    receive(header.unbind(0), roles.attention, roles.dispatch)
     split = header.sum(1).tolist()
     arrived = torch.empty(sum(split), problem.shape.hidden, dtype=problem.dtype, device=ctx.device)
-    receive(list(cut(arrived, split)), roles.attention, roles.dispatch)
+    receive(torch.split(arrived, split), roles.attention, roles.dispatch)
     return arrived, header
-
-
-def worked(experts: nn.ModuleList, arrived: Tensor, header: Tensor) -> Tensor:
-    """Run every expert on all its rows at once; results are in the order of the rows."""
-    numbers = torch.arange(len(experts), device=arrived.device).repeat(header.shape[0])
-    order = numbers.repeat_interleave(header.flatten()).argsort(stable=True)
-    parts = cut(arrived[order], header.sum(0).tolist())
-    done = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    return done[inverse(order)]
 
 
 @torch.no_grad()

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fixtures.ranks import timing
+from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import overlap, parity
 from fixtures.ranks.study.calibrated import Work
+from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import (
     EXACT,
     TRAINED,
@@ -25,10 +27,13 @@ from fixtures.ranks.study.driver import (
     answer,
     study,
 )
+from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
+from fixtures.ranks.study.traffic import Expected
 from suites.expert.disaggregated.model import Problem
 from suites.expert.disaggregated.passes import Log, Pace, Sides, run_pass, sides, typical
 from suites.expert.disaggregated.speed import pace_figures
-from suites.expert.disaggregated.traffic import batch_rows, exact_both_ways, expected_traffic
+from suites.expert.issued import apart
+from suites.expert.routing import counts, scaled, top_k, transposed
 
 Draw = Callable[[torch.dtype], Problem]  # the same problem in any dtype
 
@@ -39,17 +44,17 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
     free = Pace(Work(ctx.device))
     paced = replace(free, least_s=stage_s)
     with sides(ctx, attention) as roles:
-        apart = Apart(ctx, roles, draw, free)
-        found = study(ctx, apart)
-        alone, timed, ended = list[Log](), list[Log](), list[Named]()
+        technique = Apart(ctx, roles, draw, free)
+        found = study(ctx, technique)
+        alone, all_paced, ended = list[Log](), list[Log](), list[Named]()
 
         def first() -> None:
             alone.append(run_pass(ctx, roles, made.first(), paced)[1])
 
         def all_of_them() -> None:
             ends, log = run_pass(ctx, roles, made, paced)
-            timed.append(log)
-            ended.append(apart.named(ends))
+            all_paced.append(log)
+            ended.append(technique.named(ends))
 
         overlap.timed_rounds(ctx, (first, all_of_them), overlap.ROUNDS)
         wrong = exact_both_ways(ctx, roles, made)
@@ -61,7 +66,7 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
     ]
     layers, micro_batches = made.depth, len(made.batches[0])
     pace = pace_figures(
-        ctx, roles, typical(alone), typical(timed), layers=layers, micro_batches=micro_batches
+        ctx, roles, typical(alone), typical(all_paced), layers=layers, micro_batches=micro_batches
     )
     return {**told, "figures": pace, "wrong": wrong}
 
@@ -103,3 +108,45 @@ class Apart(Technique[Log]):
         made = self.made[dtype]
         rows = batch_rows(made, self.roles)
         return [Form(expected_traffic(made, self.roles, rows, self.ctx.rank))]
+
+
+def batch_rows(problem: Problem, roles: Sides) -> list[list[list[int]]]:
+    """Rows of attention rank a, micro-batch i, for every expert rank: the same in every layer."""
+    shape = problem.shape
+    return [
+        [
+            counts(top_k(wanted, shape.top_k), shape.experts).view(len(roles.experts), -1).sum(1).tolist()
+            for wanted in line
+        ]
+        for line in problem.wanted
+    ]
+
+
+def expected_traffic(problem: Problem, roles: Sides, rows: list[list[list[int]]], rank: int) -> Expected:
+    """Calls and bytes of sends and receives of a pass, from `batch_rows`; empty messages are not sent."""
+    shape = problem.shape
+    row_bytes = shape.hidden * problem.dtype.itemsize
+    if rank in roles.attention:
+        parts = [count for line in rows[rank] for count in line]
+    else:
+        number = rank - roles.experts.start
+        parts = [line[number] for one in rows for line in one]
+    headers = len(parts), len(parts) * (shape.experts // len(roles.experts))
+    some = sum(count > 0 for count in parts)
+    there, back = apart(problem.depth, headers, some, sum(parts) * row_bytes)
+    return {"send": there, "recv": back} if rank in roles.attention else {"send": back, "recv": there}
+
+
+def exact_both_ways(ctx: Context, roles: Sides, problem: Problem) -> Corruptions:
+    """Send exact integers there and back, as many rows from each to each as in a layer."""
+    rows = [[0] * ctx.size for _ in range(ctx.size)]
+    for source, line in enumerate(batch_rows(problem, roles)):
+        for batch in line:
+            for target, count in zip(roles.experts, batch, strict=True):
+                rows[source][target] += count
+    there = scaled(rows, problem.shape.hidden)
+    exchanges = [
+        Dealt(ctx, "M-to-N dispatch", there, among=Among.of(roles.dispatch), pairs=True),
+        Dealt(ctx, "N-to-M combine", transposed(there), among=Among.of(roles.combine), pairs=True),
+    ]
+    return timed(ctx, Pattern(exchanges), "both ways").wrong

@@ -21,7 +21,7 @@ from suites.expert.disaggregated.passes import (
     sides,
     stage,
 )
-from suites.expert.disaggregated.traffic import batch_rows, expected_traffic
+from suites.expert.disaggregated.trial import batch_rows, expected_traffic
 from suites.expert.issued import attention_ranks
 from suites.expert.routing import Shape
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
