@@ -9,41 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from fixtures.ranks.groups import Among, divided_into, lasting
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.driver import answer, study
 from suites.expert.issued import FOLLOWED
 from suites.expert.routing import Shape
 from suites.expert.speed import Traffic, even_traffic
-from suites.expert.tokens import RoundTrip, exact
-
-
-def every_size(
-    ctx: Context,
-    sizes: list[int],
-    shape: Sequence[int],
-    *,
-    experts_per_rank: int,
-    iterations: int,
-    budget_s: float,
-) -> dict[str, Any]:
-    """Run each size in turn; `shape` has tokens, hidden and top-k of what is timed."""
-    parts = []
-    for size in sizes:
-        with divided(ctx, size) as among:
-            followed, work = in_part(ctx, among, shape, experts_per_rank)
-            part = answer(study(ctx, followed), study(ctx, work))
-            paced = work.timed(ctx, iterations, budget_s / len(sizes), f"_ep{size}")
-            sent = exact(ctx, work.exact(), f"EP {size}", among)
-            parts.append({**part, **paced, "parity": part["parity"] + paced["parity"], **sent})
-    joined = ("parity", "repeat", "traffic", "memory", "wrong", "moved")
-    return {
-        **{name: [entry for part in parts for entry in part.get(name, [])] for name in joined},
-        "figures": {name: value for part in parts for name, value in part["figures"].items()},
-        "samples": min(part["samples"] for part in parts),
-    }
+from suites.expert.tokens import RoundTrip
 
 
 def in_part(

@@ -112,18 +112,17 @@ def even_tables(seed: int, ranks: int, shape: Shape) -> list[torch.Tensor]:
     Floyd's algorithm: for i = E - k ... E - 1 take one of the first i + 1 experts, and i itself where it
     is taken already (Bentley and Floyd, "A Sample of Brilliance", CACM 30(9), 1987).
     """
-    return [_even_table(seed, rank, shape) for rank in range(ranks)]
-
-
-def _even_table(seed: int, rank: int, shape: Shape) -> torch.Tensor:
-    drawn = uniform(seed, _EVEN, rank, shape=(shape.tokens, shape.top_k))
-    chosen = torch.full((shape.tokens, shape.top_k), -1)
-    for slot in range(shape.top_k):
-        last = shape.experts - shape.top_k + slot
-        one = (drawn[:, slot] * (last + 1)).long()
-        taken = (chosen == one.unsqueeze(1)).any(1)
-        chosen[:, slot] = torch.where(taken, last, one)
-    return chosen
+    found = []
+    for rank in range(ranks):
+        drawn = uniform(seed, _EVEN, rank, shape=(shape.tokens, shape.top_k))
+        chosen = torch.full((shape.tokens, shape.top_k), -1)
+        for slot in range(shape.top_k):
+            last = shape.experts - shape.top_k + slot
+            one = (drawn[:, slot] * (last + 1)).long()
+            taken = (chosen == one.unsqueeze(1)).any(1)
+            chosen[:, slot] = torch.where(taken, last, one)
+        found.append(chosen)
+    return found
 
 
 def counts(chosen: torch.Tensor, experts: int) -> torch.Tensor:

@@ -21,11 +21,10 @@ from suites.expert.disaggregated.passes import sides
 from suites.expert.disaggregated.speed import pattern_speed
 from suites.expert.disaggregated.trial import disaggregated_trial
 from suites.expert.engine import Carried, Carrying, load, paces
-from suites.expert.groups import nodes_of
+from suites.expert.groups import Limited, nodes_of
 from suites.expert.issued import attention_ranks, capacity_of, sizes_in
-from suites.expert.limited import Limited
 from suites.expert.parity import Experts, ExpertsFp8, fit_layer, layer
-from suites.expert.parts import every_size
+from suites.expert.parts import divided, in_part
 from suites.expert.routing import Shape, imbalance, scaled
 from suites.expert.speed import Traffic, TrafficFp8, even_traffic
 from suites.expert.tokens import RoundTrip, enlarged, exact, exact_fp8
@@ -138,15 +137,21 @@ def groups(
     the only group. In a group of s with E experts: E counts, k T_r rows there and R_r back, then D_r rows
     there and C_r back of W' bytes: 8 E + W (k T_r + R_r) + W' (D_r + C_r) in 5 calls of all_to_all.
     """
-    kind = ctx.device.type
-    return every_size(
-        ctx,
-        sizes_in(ctx.size, group_sizes[kind]),
-        sizes[kind],
-        experts_per_rank=experts_per_rank,
-        iterations=iterations,
-        budget_s=budget_s,
-    )
+    kind, parts = ctx.device.type, []
+    world = sizes_in(ctx.size, group_sizes[kind])
+    for size in world:
+        with divided(ctx, size) as among:
+            followed, work = in_part(ctx, among, sizes[kind], experts_per_rank)
+            part = answer(study(ctx, followed), study(ctx, work))
+            timed = work.timed(ctx, iterations, budget_s / len(world), f"_ep{size}")
+            sent = exact(ctx, work.exact(), f"EP {size}", among)
+            parts.append({**part, **timed, "parity": part["parity"] + timed["parity"], **sent})
+    joined = ("parity", "repeat", "traffic", "memory", "wrong", "moved")
+    return {
+        **{name: [entry for part in parts for entry in part.get(name, [])] for name in joined},
+        "figures": {name: value for part in parts for name, value in part["figures"].items()},
+        "samples": min(part["samples"] for part in parts),
+    }
 
 
 @step

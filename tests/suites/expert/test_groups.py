@@ -10,9 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from fixtures.ranks.steps import REGISTRY, Context
-from suites.expert.groups import Nodes
+from suites.expert.groups import Nodes, limited_tables
 from suites.expert.issued import TAGS, WORD_BYTES, sizes_in
-from suites.expert.limited import limited_tables
 from suites.expert.parts import divided, in_part
 from suites.expert.routing import Shape
 from tests.fixtures.ranks.gloo_world import context, run_world

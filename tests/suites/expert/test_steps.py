@@ -12,9 +12,8 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import ITERATIONS, LARGEST_BYTES
 from suites.expert.disaggregated.model import Pace
-from suites.expert.groups import Nodes, nodes_of, visited
+from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of, visited
 from suites.expert.layer import route
-from suites.expert.limited import crossing, hop_matrices, limited_tables
 from suites.expert.parity import Experts, layer
 from suites.expert.routing import (
     Shape,
