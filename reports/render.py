@@ -11,24 +11,17 @@ from pathlib import Path
 from reports import answer, junit, verdict_file
 from reports.audit import head
 from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT
-from reports.decision import RunVerdict, decide, exit_status
+from reports.decision import RunVerdict, decide
 from reports.journal import UNKNOWN_STATUS, Scan, cut_off, of_workers, parts, scan
 from reports.record import CheckRecord, EndRecord, Record
 from reports.text import write_file
 
 
-def render(report_dir: Path, cases: str = CASES[0]) -> int:
-    """Write every report from the journal in `report_dir`; returns the exit status of that run.
-
-    `cases` is one of CASES.
-    """
-    return exit_status(*rendered(report_dir, cases))
-
-
 def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], RunVerdict]:
-    """Do the same; returns the records, and the verdict that was made of them.
+    """Write every report from the journal in `report_dir`; returns its records, and the verdict on them.
 
-    The files that gate nodes are written first. A page that cannot be drawn does not affect the verdict.
+    `cases` is one of CASES. The files that gate nodes are written first. A page that cannot be drawn does not
+    affect the verdict.
     """
     gc.disable()  # it would scan a million records again and again, and there are no cycles here
     try:

@@ -23,6 +23,7 @@ from reports.record import (
     Record,
     RunRecord,
 )
+from reports.render import rendered
 
 NODES = ("gpu01", "gpu02")
 PAIR = "suites/collectives/test_bandwidth.py::test_busbw[all_reduce-network]"
@@ -110,6 +111,11 @@ def save(records: Iterable[Record], directory: Path) -> Path:
         for record in records:
             journal.write(record)
     return path
+
+
+def render(directory: Path) -> int:
+    """Write every report; gives the exit status of that run."""
+    return exit_status(*rendered(directory))
 
 
 def page(records: Sequence[Record], directory: Path) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from reports import render
 from reports.begin import UnusableError, begin, junit_path, take
 from reports.hold import HeldError, Hold
 from tests.house.tree import ROOT
@@ -27,7 +26,7 @@ def last_night(tmp_path: Path) -> Path:
     """A report directory with all that a green run leaves."""
     out = tmp_path / "out"
     making.save(making.green(), out)
-    assert render.render(out) == 0
+    assert making.render(out) == 0
     return out
 
 

@@ -38,7 +38,7 @@ def errors(path: Path) -> int:
 
 def test_a_green_journal_becomes_everything_that_a_run_leaves(tmp_path: Path) -> None:
     making.save(green(), tmp_path)
-    assert render.render(tmp_path) == 0
+    assert making.render(tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == {*EVERYTHING, *FAMILIES, "results.jsonl"}
     assert hosts((tmp_path / "accepted.txt").read_text()) == ["gpu01 slots=8", "gpu02 slots=8"]
     assert errors(tmp_path / "junit.xml") == 0
@@ -54,7 +54,7 @@ def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(
     path = making.save([run, plan, *checks[:taken]], tmp_path)
     path.write_bytes(path.read_bytes() + torn)
     making.save((run, *found), tmp_path / "parts").rename(tmp_path / "parts" / "00000.jsonl")
-    assert render.render(tmp_path) == 2
+    assert making.render(tmp_path) == 2
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     counted = verdict["counts"]["checks"]
     assert (counted["pass"], counted["not reported"]) == (len(checks), 0)
@@ -65,7 +65,7 @@ def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(
 def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:
     corrupt = check(PAIR, outcome=Outcome.FAIL, blame=(blame(BlameKind.WRONG_DATA, "gpu01"),))
     making.save(journal_of(*green_checks()[:2], corrupt), tmp_path)
-    assert render.render(tmp_path) == 1
+    assert making.render(tmp_path) == 1
     assert json.loads((tmp_path / "verdict.json").read_text())["exit_status"] == 1
 
 
@@ -87,7 +87,7 @@ def test_a_journal_torn_at_any_byte_accepts_nobody(tmp_path: Path) -> None:
 def test_a_torn_journal_is_rendered_red(tmp_path: Path, length: int) -> None:
     path = making.save(green(), tmp_path)
     path.write_bytes(path.read_bytes()[:length])
-    assert render.render(tmp_path) == 2
+    assert making.render(tmp_path) == 2
     assert errors(tmp_path / "junit.xml") >= 1
     assert hosts((tmp_path / "accepted.txt").read_text()) == []
     assert {path.name for path in tmp_path.iterdir()} >= EVERYTHING
@@ -99,14 +99,14 @@ def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path,
     path = making.save(journal_of(*green_checks()[:2], corrupt), tmp_path)
     first, *rest = path.read_text().splitlines(keepends=True)
     path.write_text(first + damage + "".join(rest))
-    assert render.render(tmp_path) == 2
+    assert making.render(tmp_path) == 2
     assert hosts((tmp_path / "rejected.txt").read_text()) == ["gpu01 slots=8"]
     assert hosts((tmp_path / "accepted.txt").read_text()) == []
     assert "damaged: line 2" in json.loads((tmp_path / "verdict.json").read_text())["run"]["cut_short"]
 
 
 def test_without_a_journal_everything_is_red(tmp_path: Path) -> None:
-    assert render.render(tmp_path) == 2
+    assert making.render(tmp_path) == 2
     assert errors(tmp_path / "junit.xml") >= 1
 
 
@@ -118,7 +118,7 @@ def test_a_page_that_cannot_be_drawn_costs_only_the_page(
 
     monkeypatch.setattr(html, "write", broken)
     making.save(green(), tmp_path)
-    assert render.render(tmp_path) == 0
+    assert making.render(tmp_path) == 0
     assert errors(tmp_path / "junit.xml") == 0
     assert "no fonts" in (tmp_path / "logs/report-html.txt").read_text()
     assert "report.html could not be drawn" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_what_gates_nodes_is_written_before_the_rest(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("os.replace", note)
     making.save(green(), tmp_path)
-    render.render(tmp_path)
+    making.render(tmp_path)
     assert order == [
         "verdict.json",
         "rejected.txt",
@@ -167,9 +167,9 @@ def test_the_command_says_when_there_is_no_journal(
 
 def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
     making.save(green(), tmp_path)
-    render.render(tmp_path)
+    making.render(tmp_path)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    render.render(tmp_path)
+    making.render(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
     assert scan(tmp_path / "results.jsonl").records == green()
 
@@ -190,7 +190,7 @@ def test_a_check_takes_few_bytes_on_its_family_page(tmp_path: Path) -> None:
             for n in range(1000, 1200)
         ]
         making.save(journal_of(*checks), tmp_path)
-        render.render(tmp_path)
+        making.render(tmp_path)
         sizes.append((tmp_path / "checks-zero.html").stat().st_size)
     assert sizes[0] < 300 * len(checks)
     page = (tmp_path / "checks-zero.html").read_text()
