@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from fixtures.ranks.study import fitting, parity
 from fixtures.ranks.study.traffic import Traffic
 from suites.tensor import test_tensor
 from tests.gpu import hanging, training
-from tests.gpu.frame import GREEN, IMPOSSIBLE, RED, Here, Point, Said, all_of
+from tests.gpu.frame import GREEN, IMPOSSIBLE, RED, Point, all_of
+from tests.gpu.test_points import looked
 from tests.suites import parallel, test_closed_forms
 
 COLUMN = test_tensor.STEPS[:1]
@@ -30,11 +31,6 @@ TOLD: dict[str, Any] = {
     "memory": [{"what": "peak", "bytes": 5, "at_most_bytes": 6}],
     "figures": {},
 }
-
-
-def looked(point: Callable[[Here], str], place: Path) -> Said:
-    [said] = all_of([Point("point", point, 120.0)], place, "cpu")
-    return said
 
 
 def test_what_is_counted_is_held_to_the_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
