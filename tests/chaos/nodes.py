@@ -194,9 +194,8 @@ class Acting(Hostile):
             after(order.deadline_s, self._are_late)
             return []
         if order.step == site.PLANTED or len(order.hosts) < RANKS * len(names):
-            [answer] = self._chaos.brain.run_apart(
-                [request], {name: order.hosts.count(name) for name in names}, {}
-            )
+            ranks = {name: order.hosts.count(name) for name in names}
+            [answer] = self._chaos.brain.run([request], {}, ranks)
         else:
             [answer] = self._chaos.brain.run([request])
         assert isinstance(answer, Measurement)

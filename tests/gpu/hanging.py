@@ -83,5 +83,5 @@ def _timed(cluster: Cluster, step: str, parameters: dict[str, float]) -> tuple[A
 def _ask(cluster: Cluster, step: str, parameters: dict[str, float]) -> Answer:
     node = THIS_MACHINE.name
     request = CaseRequest(step, World((node,)), parameters, DEADLINE_S)
-    [answer] = cluster.run_apart([request], {node: 1}, {})
+    [answer] = cluster.run([request], {}, {node: 1})
     return answer
