@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch.distributed as dist
+
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import at_size, driver, overlap
@@ -91,6 +93,57 @@ def replaced(owner: Any, name: str, make: Maker) -> Iterator[None]:
             setattr(owner, name, kept)
         else:
             delattr(owner, name)
+
+
+def planted(owner: Any, name: str, make: Maker) -> Patch:
+    """The same, to be done when a bug is planted."""
+    return lambda: replaced(owner, name, make)
+
+
+def replacing(function: Callable[..., Any]) -> Maker:
+    """Make it of a function that is called in the original's place, and handed the original first."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: function(original, *args, **kwargs)
+
+    return make
+
+
+def instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
+    """Plant the function that follows in the place of another, which it is handed first."""
+    return lambda function: planted(owner, name, replacing(function))
+
+
+def where(chosen: Callable[..., bool], make: Maker) -> Maker:
+    """Plant it in those calls alone that are chosen by their arguments."""
+
+    def some(original: Callable[..., Any]) -> Callable[..., Any]:
+        wrong = make(original)
+        return lambda *args, **kwargs: (wrong if chosen(*args, **kwargs) else original)(*args, **kwargs)
+
+    return some
+
+
+def of(name: str, make: Maker) -> Patch:
+    """Plant it in a call of torch.distributed."""
+    return planted(dist, name, make)
+
+
+def told(**wrong: Any) -> Maker:
+    """It is told this, whatever it was to be told."""
+    return lambda original: lambda *args, **kwargs: original(*args, **{**kwargs, **wrong})
+
+
+def never(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """It is not done."""
+    return lambda *_, **__: None
+
+
+def in_step(
+    step: str, parameters: Mapping[str, Any], *rows: tuple[str, Patch, str], size: int = 2
+) -> list[Bug]:
+    """The bugs of one step: a row has a name, what plants it, and the parts that it must turn red."""
+    return [Bug(name, step, parameters, patch, tuple(red.split()), size) for name, patch, red in rows]
 
 
 def survivors(bugs: Sequence[Bug]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
 
 from suites.context.ring_attention import GRADIENTS, KEYS
-from tests.teeth.bug import Bug, Patch, replaced
+from tests.teeth.bug import Bug, Patch, instead_of, planted, replaced, replacing
+from tests.teeth.patches.expert import both_twice
 from tests.teeth.patches.memory import behind_its_part, kept_whole, received_kept
 from tests.teeth.patches.narrow import added_up_narrow, narrow_sum
 
@@ -38,24 +40,27 @@ def instead(name: str, change: Change) -> Patch:
     def make(_: Any) -> Callable[..., None]:
         return lambda received, sent, *args, **kwargs: change(received, sent)
 
-    return lambda: replaced(dist, name, make)
+    return planted(dist, name, make)
+
+
+def meant(only: Sequence[int], ranks: Sequence[int]) -> Callable[[], bool]:
+    """Whether the next call is one of these (from 1), or any; and on one of these ranks, or on any."""
+    calls = itertools.count(1)
+    return lambda: (next(calls) in only or not only) and (not ranks or dist.get_rank() in ranks)
 
 
 def after(name: str, change: Change, only: Sequence[int] = (), ranks: Sequence[int] = ()) -> Patch:
     """After a collective: after these of its calls (from 1), on these ranks, or all."""
 
-    def make(original: Any) -> Callable[..., None]:
-        calls = []
+    chosen = meant(only, ranks)
 
-        def call(received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            original(received, sent, *args, **kwargs)
-            calls.append(1)
-            if (not only or len(calls) in only) and (not ranks or dist.get_rank() in ranks):
-                change(received, sent)
+    @replacing
+    def make(original: Any, received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        original(received, sent, *args, **kwargs)
+        if chosen():
+            change(received, sent)
 
-        return call
-
-    return lambda: replaced(dist, name, make)
+    return planted(dist, name, make)
 
 
 def passing(
@@ -66,52 +71,32 @@ def passing(
 ) -> Patch:
     """After a pass of the ring: of these kinds, after these of them (from 1), on these ranks, or all."""
 
-    def make(original: Any) -> Callable[..., list[Any]]:
-        calls = []
+    chosen = meant(only, ranks)
 
-        def call(operations: list[Any]) -> list[Any]:
-            for work in original(operations):
-                work.wait()
-            receive, send = operations
-            if receive.tag in tags:
-                calls.append(1)
-                if (not only or len(calls) in only) and (not ranks or dist.get_rank() in ranks):
-                    change(receive.tensor, send.tensor)
-            return []
+    @replacing
+    def make(original: Any, operations: list[Any]) -> list[Any]:
+        for work in original(operations):
+            work.wait()
+        receive, send = operations
+        if receive.tag in tags and chosen():
+            change(receive.tensor, send.tensor)
+        return []
 
-        return call
-
-    return lambda: replaced(dist, "batch_isend_irecv", make)
+    return planted(dist, "batch_isend_irecv", make)
 
 
 def in_place_of_passing(tag: int) -> Patch:
     """No pass of this kind leaves the rank: it takes its own for what the rank before sent."""
 
-    def make(original: Any) -> Callable[..., Any]:
-        def call(operations: list[Any]) -> Any:
-            receive, send = operations
-            if receive.tag != tag:
-                return original(operations)
-            receive.tensor.copy_(send.tensor)
-            return []
-
-        return call
-
-    return lambda: replaced(dist, "batch_isend_irecv", make)
-
-
-def twice() -> AbstractContextManager[Any]:
-    """Every pass is made two times."""
-
-    def make(original: Any) -> Callable[..., Any]:
-        def call(operations: list[Any]) -> Any:
-            for work in original(operations):
-                work.wait()
+    @replacing
+    def make(original: Any, operations: list[Any]) -> Any:
+        receive, send = operations
+        if receive.tag != tag:
             return original(operations)
+        receive.tensor.copy_(send.tensor)
+        return []
 
-        return call
-
-    return replaced(dist, "batch_isend_irecv", make)
+    return planted(dist, "batch_isend_irecv", make)
 
 
 def unmasked() -> AbstractContextManager[Any]:
@@ -124,57 +109,40 @@ def larger_norm() -> AbstractContextManager[Any]:
     return replaced(torch, "logaddexp", lambda _: torch.maximum)
 
 
-def neighbours() -> AbstractContextManager[Any]:
+@instead_of(torch, "cat")
+def neighbours(original: Any, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     """A rank's two chunks lie side by side in the sequence, not as far from its two ends."""
-
-    def make(original: Any) -> Callable[..., Any]:
-        def cat(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            if tensors[0].dtype != torch.int64 or len(tensors) != 2:
-                return original(tensors, *args, **kwargs)
-            first, each = 2 * int(tensors[0][0]), tensors[0].numel()
-            return torch.arange(first, first + 2 * each)
-
-        return cat
-
-    return replaced(torch, "cat", make)
+    if tensors[0].dtype != torch.int64 or len(tensors) != 2:
+        return original(tensors, *args, **kwargs)
+    first, each = 2 * int(tensors[0][0]), tensors[0].numel()
+    return torch.arange(first, first + 2 * each)
 
 
-def interleaved() -> AbstractContextManager[Any]:
+@instead_of(torch.Tensor, "movedim")
+def interleaved(original: Any, tensor: Any, source: Any, target: Any) -> Any:
     """Heads that come back are taken one of each rank, not rank by rank."""
-
-    def make(original: Any) -> Callable[..., Any]:
-        return lambda tensor, source, target: original(
-            tensor, source, 2 if (source, target) == (0, 1) else target
-        )
-
-    return replaced(torch.Tensor, "movedim", make)
+    return original(tensor, source, 2 if (source, target) == (0, 1) else target)
 
 
 def of_torchs_passes(change: Change, only: Sequence[int] = ()) -> Patch:
     """After a pass of torch's own ring: after these of them (from 1), on rank 0, or after all of them."""
 
-    def make(original: Any) -> Callable[..., torch.Tensor]:
-        calls = []
+    chosen = meant(only, (0,) if only else ())
 
-        def call(sent: torch.Tensor, *args: Any) -> torch.Tensor:
-            received: torch.Tensor = original(sent, *args).wait()
-            calls.append(1)
-            if not only or (len(calls) in only and dist.get_rank() == 0):
-                change(received, sent)
-            return received
+    @replacing
+    def make(original: Any, sent: torch.Tensor, *args: Any) -> torch.Tensor:
+        received: torch.Tensor = original(sent, *args).wait()
+        if chosen():
+            change(received, sent)
+        return received
 
-        return call
-
-    return lambda: replaced(functional, "permute_tensor", make)
+    return planted(functional, "permute_tensor", make)
 
 
-def gathered_the_other_way() -> AbstractContextManager[Any]:
+@instead_of(functional, "all_gather_single")
+def gathered_the_other_way(original: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
     """What torch gathers lies in another order."""
-
-    def make(original: Any) -> Callable[..., torch.Tensor]:
-        return lambda sent, *args, **kwargs: original(sent, *args, **kwargs).roll(sent.numel())
-
-    return replaced(functional, "all_gather_single", make)
+    return original(sent, *args, **kwargs).roll(sent.numel())
 
 
 def seen_by_all() -> AbstractContextManager[Any]:
@@ -183,13 +151,10 @@ def seen_by_all() -> AbstractContextManager[Any]:
     return replaced(_attention, "_is_causal_behavior", lambda _: lambda **_: behind)
 
 
-def not_dealt() -> AbstractContextManager[Any]:
+@instead_of(_load_balancer._HeadTailLoadBalancer, "_generate_indices")
+def not_dealt(_original: Any, self: Any, restore: Any = False) -> Any:
     """Ranks have positions in a row, and attend as if they were dealt out."""
-
-    def make(_: Any) -> Callable[..., torch.Tensor]:
-        return lambda self, restore=False: torch.arange(self.seq_length).unsqueeze(0)
-
-    return replaced(_load_balancer._HeadTailLoadBalancer, "_generate_indices", make)
+    return torch.arange(self.seq_length).unsqueeze(0)
 
 
 def added_up_in_bf16() -> AbstractContextManager[Any]:
@@ -197,13 +162,10 @@ def added_up_in_bf16() -> AbstractContextManager[Any]:
     return mock.patch.object(_attention._cp_options, "convert_to_f32", False)
 
 
-def output_kept_whole() -> AbstractContextManager[Any]:
+@instead_of(_attention._SDPAMerger, "results")
+def output_kept_whole(original: Any, self: Any) -> Any:
     """A rank's output is a view of all ranks', which therefore stays."""
-
-    def make(original: Any) -> Callable[..., Any]:
-        return lambda self: tuple(behind_its_part(one) for one in original(self))
-
-    return replaced(_attention._SDPAMerger, "results", make)
+    return tuple(behind_its_part(one) for one in original(self))
 
 
 # what happens to the data
@@ -263,7 +225,7 @@ GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "cont
 TORCH = "context.torch_ring"
 KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
-SUMMED_NARROW: Patch = lambda: replaced(dist, SCATTER, added_up_narrow)  # noqa: E731
+SUMMED_NARROW: Patch = planted(dist, SCATTER, added_up_narrow)
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
     Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
@@ -295,7 +257,7 @@ BUGS = [
     Bug("merged by the larger norm", RING, CAUSAL, larger_norm, ("parity",)),
     Bug("gradients stay", RING, CAUSAL, in_place_of_passing(GRADIENTS), ("parity", "traffic", "wrong")),
     Bug("keys in bf16 on the wire", RING, FULL, passing(rounded, (KEYS,)), ("parity",)),
-    Bug("every block passed twice", RING, CAUSAL, twice, ("traffic",)),
+    Bug("every block passed twice", RING, CAUSAL, both_twice, ("traffic",)),
     Bug("a bit flips once", RING, FULL, passing(low_bit, (GRADIENTS,), (2,), (0,)), ("repeat",)),
     Bug("a bit flips always", RING, FULL, passing(low_bit, (KEYS,), (), (0,)), ("wrong",)),
     Bug("a high bit flips", RING, FULL, passing(high_bit, (KEYS,), (), (0,)), ("parity",)),

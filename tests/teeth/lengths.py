@@ -15,7 +15,7 @@ from suites.mesh import test_mesh
 from suites.pipeline import test_pipeline
 from suites.tensor import regions, test_tensor
 from suites.zero import flat, test_zero
-from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.bug import Bug, Patch, planted
 from tests.teeth.patches.large import (
     copied_out,
     cut_off,
@@ -58,40 +58,42 @@ def _odd(step: str, patch: Patch) -> Bug:
     return Bug("odd tail lost", step, dict(_ODD[step].parameters), patch, ("parity",))
 
 
-def _of(owner: Any, name: str, make: Maker) -> Patch:
-    return lambda: replaced(owner, name, make)
-
-
 BUGS = [
     _bug("zero.ddp", "bucket put back too early", in_bucket(unfinished)),
     _bug("zero.ddp", "chunks of a bucket swapped", in_bucket(swapped)),
-    _bug("zero.zero1", "shard read too early", _of(flat, "reduce_scatter", in_output(unfinished))),
-    _bug("zero.zero1", "gathered chunks swapped", _of(flat, "all_gather", in_output(swapped))),
-    _bug("zero.zero2", "end of a shard lost", _of(flat, "reduce_scatter", in_output(cut_off))),
-    _bug("zero.zero3", "parameters read too early", _of(flat, "all_gather", in_output(unfinished))),
+    _bug("zero.zero1", "shard read too early", planted(flat, "reduce_scatter", in_output(unfinished))),
+    _bug("zero.zero1", "gathered chunks swapped", planted(flat, "all_gather", in_output(swapped))),
+    _bug("zero.zero2", "end of a shard lost", planted(flat, "reduce_scatter", in_output(cut_off))),
+    _bug("zero.zero3", "parameters read too early", planted(flat, "all_gather", in_output(unfinished))),
     _bug("zero.fsdp", "copied out too early", copied_out(unfinished)),
     _bug("zero.fsdp", "gathered chunks swapped", copied_out(swapped)),
     _bug("zero.hsdp", "end of what was gathered lost", copied_out(cut_off), size=4),
-    _bug("tensor.mlp", "sum read too early", _of(regions, "all_reduce", in_result(unfinished))),
-    _bug("tensor.block", "chunks of a sum swapped", _of(regions, "all_reduce", in_result(swapped))),
-    _bug("tensor.sequence", "end of what was gathered lost", _of(regions, "all_gather", in_result(cut_off))),
-    _bug("tensor.dtensor", "sum read too early", _of(functional, "wait_tensor", in_result(unfinished))),
-    _bug("tensor.dtensor_sequence", "chunks swapped", _of(functional, "wait_tensor", in_result(swapped))),
+    _bug("tensor.mlp", "sum read too early", planted(regions, "all_reduce", in_result(unfinished))),
+    _bug("tensor.block", "chunks of a sum swapped", planted(regions, "all_reduce", in_result(swapped))),
+    _bug(
+        "tensor.sequence", "end of what was gathered lost", planted(regions, "all_gather", in_result(cut_off))
+    ),
+    _bug("tensor.dtensor", "sum read too early", planted(functional, "wait_tensor", in_result(unfinished))),
+    _bug("tensor.dtensor_sequence", "chunks swapped", planted(functional, "wait_tensor", in_result(swapped))),
     _bug("context.ring", "block read too early", in_blocks(unfinished)),
     _bug("context.zigzag", "chunks of a block swapped", in_blocks(swapped)),
-    _bug("context.all_gather_kv", "read too early", _of(techniques, "whole_sequence", in_result(unfinished))),
-    _bug("context.ulysses", "chunks swapped", _of(moves, "_exchange", in_result(swapped))),
-    _bug("context.torch_ring", "read too early", _of(_attention, "_maybe_wait", in_result(unfinished))),
-    _bug("expert.parity", "rows read too early", _of(layer, "exchange", in_result(unfinished))),
-    _bug("expert.parity", "end of the rows lost", _of(layer, "exchange", in_result(cut_off))),
+    _bug(
+        "context.all_gather_kv",
+        "read too early",
+        planted(techniques, "whole_sequence", in_result(unfinished)),
+    ),
+    _bug("context.ulysses", "chunks swapped", planted(moves, "_exchange", in_result(swapped))),
+    _bug("context.torch_ring", "read too early", planted(_attention, "_maybe_wait", in_result(unfinished))),
+    _bug("expert.parity", "rows read too early", planted(layer, "exchange", in_result(unfinished))),
+    _bug("expert.parity", "end of the rows lost", planted(layer, "exchange", in_result(cut_off))),
     _bug("pipeline.gpipe", "activations read too early", over_edge("_retrieve_recv_activations", unfinished)),
     _bug("pipeline.zbv", "chunks of a gradient swapped", over_edge("_retrieve_recv_grads", swapped)),
     _bug("mesh.fsdp_tp", "copied out too early", copied_out(unfinished, 1 << 16), size=4),
     _bug("mesh.fsdp_cp", "chunks of what was gathered swapped", copied_out(swapped, 1 << 16), size=4),
-    _odd("tensor.mlp", _of(regions, "all_reduce", in_result(tail_lost, 0))),
+    _odd("tensor.mlp", planted(regions, "all_reduce", in_result(tail_lost, 0))),
     _odd("context.ring", in_blocks(tail_lost, 0)),
-    _odd("context.ulysses", _of(moves, "_exchange", in_result(tail_lost, 0))),
-    _odd("expert.parity", _of(layer, "exchange", in_result(tail_lost, 0))),
+    _odd("context.ulysses", planted(moves, "_exchange", in_result(tail_lost, 0))),
+    _odd("expert.parity", planted(layer, "exchange", in_result(tail_lost, 0))),
 ]
 
 

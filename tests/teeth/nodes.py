@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from suites.nodes import test_compute, test_memory, test_repeatability
-from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.bug import Bug, Maker, Patch, planted, replacing
 from tests.teeth.patches.flips import flip, transient
 
 Call = Callable[..., Any]
@@ -28,11 +28,6 @@ _PARAMETERS: Mapping[str, Mapping[str, Any]] = {
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
     return Bug(name, f"nodes.{step}", _PARAMETERS[f"nodes.{step}"], patch, red, size)
-
-
-def of(name: str, make: Maker, owner: Any = torch) -> Patch:
-    """Plant it in a function of torch, or of one of its classes."""
-    return lambda: replaced(owner, name, make)
 
 
 def flipped(when: Callable[[int], bool], element: int = 3, bit: int = 0, every_rank: bool = False) -> Maker:
@@ -55,15 +50,13 @@ def flipped(when: Callable[[int], bool], element: int = 3, bit: int = 0, every_r
 def slow(nap_s: float) -> Maker:
     """Take so much longer on rank 1."""
 
-    def make(original: Call) -> Call:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            end = time.monotonic() + (nap_s if dist.get_rank() == 1 else 0.0)
-            while time.monotonic() < end:
-                pass
-            return result
-
-        return call
+    @replacing
+    def make(original: Call, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        end = time.monotonic() + (nap_s if dist.get_rank() == 1 else 0.0)
+        while time.monotonic() < end:
+            pass
+        return result
 
     return make
 
@@ -73,25 +66,21 @@ def without_work(original: Call) -> Call:
     return lambda *args, out=None, **kwargs: original(*args, **kwargs) if out is None else out
 
 
-def all_but_the_last(original: Call) -> Call:
+@replacing
+def all_but_the_last(
+    original: Call, target: torch.Tensor, source: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
     """Copy all elements but the last."""
-
-    def call(target: torch.Tensor, source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        if target.dim() != 1 or target.numel() < 1 << 20:
-            return original(target, source, **kwargs)  # type: ignore[no-any-return]
-        original(target[:-1], source[:-1], **kwargs)
-        return target
-
-    return call
+    if target.dim() != 1 or target.numel() < 1 << 20:
+        return original(target, source, **kwargs)  # type: ignore[no-any-return]
+    original(target[:-1], source[:-1], **kwargs)
+    return target
 
 
-def without_factor(original: Call) -> Call:
+@replacing
+def without_factor(original: Call, *args: Any, alpha: float = 1, **kwargs: Any) -> Any:
     """Add without the factor."""
-
-    def call(*args: Any, alpha: float = 1, **kwargs: Any) -> Any:
-        return original(*args, **kwargs)
-
-    return call
+    return original(*args, **kwargs)
 
 
 def two_addresses(original: Call) -> Call:
@@ -124,30 +113,34 @@ def upwards(original: Call) -> Call:
 
 
 BUGS = [
-    _bug("matmul", "a bit of a product flips", of("mm", flipped(lambda n: True, bit=30)), "wrong"),
-    _bug("matmul", "nothing is multiplied", of("mm", without_work), "wrong"),
-    _bug("matmul", "one device is slow", of("mm", slow(0.1)), "series"),
-    _bug("memory", "the last element is not copied", of("copy_", all_but_the_last, torch.Tensor), "wrong"),
-    _bug("memory", "triad without its factor", of("add", without_factor), "wrong"),
-    _bug("memory", "one device adds slowly", of("add", slow(0.4)), "series"),
-    _bug("pattern", "a cell loses a bit", of("copy_", flipped(lambda n: n == 3), torch.Tensor), "wrong"),
-    _bug("pattern", "two addresses of one cell", of("empty", two_addresses), "wrong"),
-    _bug("repeatability", "lowest bit flips once", of("mm", flipped(lambda n: n == 7)), "wrong"),
+    _bug(
+        "matmul", "a bit of a product flips", planted(torch, "mm", flipped(lambda n: True, bit=30)), "wrong"
+    ),
+    _bug("matmul", "nothing is multiplied", planted(torch, "mm", without_work), "wrong"),
+    _bug("matmul", "one device is slow", planted(torch, "mm", slow(0.1)), "series"),
+    _bug(
+        "memory", "the last element is not copied", planted(torch.Tensor, "copy_", all_but_the_last), "wrong"
+    ),
+    _bug("memory", "triad without its factor", planted(torch, "add", without_factor), "wrong"),
+    _bug("memory", "one device adds slowly", planted(torch, "add", slow(0.4)), "series"),
+    _bug("pattern", "a cell loses a bit", planted(torch.Tensor, "copy_", flipped(lambda n: n == 3)), "wrong"),
+    _bug("pattern", "two addresses of one cell", planted(torch, "empty", two_addresses), "wrong"),
+    _bug("repeatability", "lowest bit flips once", planted(torch, "mm", flipped(lambda n: n == 7)), "wrong"),
     _bug(
         "repeatability",
         "a sum flips once",
-        of("sum", flipped(lambda n: n == 4), torch.Tensor),
+        planted(torch.Tensor, "sum", flipped(lambda n: n == 4)),
         "wrong",
     ),
     _bug(
         "repeatability",
         "one device always multiplies wrongly",
-        of("mm", flipped(lambda n: True)),
+        planted(torch, "mm", flipped(lambda n: True)),
         "digests",
         size=3,
     ),
     _bug("overlap", "lowest bit of the sum flips", transient("all_reduce", 3, element=100), "wrong"),
-    _bug("overlap", "a product beside it is wrong", of("mm", flipped(lambda n: n == 5)), "wrong"),
-    _bug("training", "a loss is no number", of("cross_entropy", no_number_at(5), functional), "losses"),
-    _bug("training", "the weights go up", of("_foreach_sub_", upwards), "losses"),
+    _bug("overlap", "a product beside it is wrong", planted(torch, "mm", flipped(lambda n: n == 5)), "wrong"),
+    _bug("training", "a loss is no number", planted(functional, "cross_entropy", no_number_at(5)), "losses"),
+    _bug("training", "the weights go up", planted(torch, "_foreach_sub_", upwards), "losses"),
 ]

@@ -12,7 +12,10 @@ import torch.distributed as dist
 from torch.autograd import graph
 from torch.distributed import pipelining
 
-from tests.teeth.bug import Bug, Maker, replaced
+from tests.teeth.bug import Bug, never, planted, replacing
+from tests.teeth.patches.expert import both_twice
+from tests.teeth.patches.flips import Late
+from tests.teeth.patches.flips import flip as flip_bit
 
 SIZE = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
 EDGES = {
@@ -26,11 +29,6 @@ EDGES = {
 }
 Stage = pipelining.PipelineStage
 Patch = Callable[[], AbstractContextManager[Any]]
-
-
-def in_stage(name: str, make: Maker) -> Patch:
-    """Replace a method of torch's stage."""
-    return lambda: replaced(Stage, name, make)
 
 
 def stale_activation(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,52 +46,35 @@ def stale_activation(original: Callable[..., Any]) -> Callable[..., Any]:
     return retrieve
 
 
-def rounded(original: Callable[..., Any]) -> Callable[..., Any]:
+@replacing
+def rounded(original: Callable[..., Any], self: Any, chunk: int) -> Any:
     """What is sent has been through half the bits of its dtype."""
-
-    def ops(self: Any, chunk: int) -> Any:
-        found = original(self, chunk)
-        for op in found:
-            low = torch.float32 if op.tensor.dtype == torch.float64 else torch.float8_e4m3fn
-            op.tensor = op.tensor.detach().to(low).to(op.tensor.dtype)
-        return found
-
-    return ops
+    found = original(self, chunk)
+    for op in found:
+        low = torch.float32 if op.tensor.dtype == torch.float64 else torch.float8_e4m3fn
+        op.tensor = op.tensor.detach().to(low).to(op.tensor.dtype)
+    return found
 
 
-def nothing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """It is not done at all."""
-    return lambda *_args, **_more: None
-
-
-def zero_last_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+@replacing
+def zero_last_gradient(original: Callable[..., Any], self: Any, chunk: int) -> Any:
     """The gradient of the last micro-batch does not reach the stages before."""
-
-    def retrieve(self: Any, chunk: int) -> Any:
-        got = original(self, chunk)
-        return tuple(torch.zeros_like(one) for one in got) if chunk == self.chunks - 1 else got
-
-    return retrieve
+    got = original(self, chunk)
+    return tuple(torch.zeros_like(one) for one in got) if chunk == self.chunks - 1 else got
 
 
-def swapped_micro_batches(original: Callable[..., Any]) -> Callable[..., Any]:
+@replacing
+def swapped_micro_batches(original: Callable[..., Any], self: Any, args: Any, kwargs: Any = None) -> Any:
     """The inputs of the first two micro-batches change places; the targets do not."""
-
-    def split(self: Any, args: Any, kwargs: Any = None) -> Any:
-        chunks, more = original(self, args, kwargs)
-        return [chunks[1], chunks[0], *chunks[2:]], more
-
-    return split
+    chunks, more = original(self, args, kwargs)
+    return [chunks[1], chunks[0], *chunks[2:]], more
 
 
-def announces_itself(original: Callable[..., Any]) -> Callable[..., Any]:
+@replacing
+def announces_itself(original: Callable[..., Any], self: Any, factor: int) -> None:
     """Gradients go through an all_reduce that no pipeline needs, over ranks with different stages."""
-
-    def reduce_grad(self: Any, factor: int) -> None:
-        dist.all_reduce(torch.zeros(4))
-        original(self, factor)
-
-    return reduce_grad
+    dist.all_reduce(torch.zeros(4))
+    original(self, factor)
 
 
 def leaks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,17 +89,14 @@ def leaks(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def forgets_a_weight(original: Callable[..., Any]) -> Callable[..., Any]:
+@replacing
+def forgets_a_weight(original: Callable[..., Any], self: Any, chunk: int, *args: Any, **more: Any) -> None:
     """The weights' part of micro-batch 1 is dropped."""
-
-    def weight(self: Any, chunk: int, *args: Any, **more: Any) -> None:
-        kept = [one.grad.clone() if one.grad is not None else None for one in self.submod.parameters()]
-        original(self, chunk, *args, **more)
-        if chunk == 1:
-            for one, before in zip(self.submod.parameters(), kept, strict=True):
-                one.grad = before
-
-    return weight
+    kept = [one.grad.clone() if one.grad is not None else None for one in self.submod.parameters()]
+    original(self, chunk, *args, **more)
+    if chunk == 1:
+        for one, before in zip(self.submod.parameters(), kept, strict=True):
+            one.grad = before
 
 
 def flips_once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,36 +113,16 @@ def flips_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return retrieve
 
 
-def as_gpipe() -> AbstractContextManager[Any]:
-    """1F1B runs all forwards first: right, and in the memory of GPipe."""
-    gpipe = pipelining.ScheduleGPipe._step_microbatches
-    return replaced(pipelining.Schedule1F1B, "_step_microbatches", lambda _: gpipe)
-
-
-class _Late:
-    """The last of a batch: when it is complete all are, and what was received is tampered with."""
-
-    def __init__(self, work: Any, then: Callable[[], None]) -> None:
-        self.work, self.then = work, then
-
-    def wait(self) -> None:
-        """Wait, then tamper."""
-        self.work.wait()
-        self.then()
-
-
 def received(tamper: Callable[[list[torch.Tensor]], None]) -> Patch:
     """Do something to what a batch of sends and receives has received."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def batch(ops: list[Any]) -> list[Any]:
-            works = original(ops)
-            got = [op.tensor for op in ops if op.op is dist.irecv]
-            return [*works[:-1], _Late(works[-1], lambda: tamper(got))]
+    @replacing
+    def make(original: Callable[..., Any], ops: list[Any]) -> list[Any]:
+        works = original(ops)
+        got = [op.tensor for op in ops if op.op is dist.irecv]
+        return [*works[:-1], Late(works[-1], lambda: tamper(got))]
 
-        return batch
-
-    return lambda: replaced(dist, "batch_isend_irecv", make)
+    return planted(dist, "batch_isend_irecv", make)
 
 
 def bit_zero_of(rank: int, receive: int) -> Patch:
@@ -180,22 +138,17 @@ def bit_zero_of(rank: int, receive: int) -> Patch:
             count += len(got)
             if dist.get_rank() != rank or not got or count != receive:
                 return list(works)
-            return [*works[:-1], _Late(works[-1], lambda: flip_bit_zero(got[-1]))]
+            return [*works[:-1], Late(works[-1], lambda: flip_bit(got[-1]))]
 
         return batch
 
-    return lambda: replaced(pipelining.schedules, "_batch_p2p", make)
-
-
-def flip_bit_zero(got: torch.Tensor) -> None:
-    """Flip the lowest bit of the first element."""
-    got.view(torch.uint8).flatten()[0] ^= 1
+    return planted(pipelining.schedules, "_batch_p2p", make)
 
 
 def flip(got: list[torch.Tensor]) -> None:
     """Flip one low bit of one element, on rank 1 alone."""
     if got and dist.get_rank() == 1:
-        got[0].view(torch.int16)[3] ^= 1
+        flip_bit(got[0], 3)
 
 
 def shift(got: list[torch.Tensor]) -> None:
@@ -219,17 +172,6 @@ def stale_payload(original: Callable[..., Any]) -> Callable[..., Any]:
     return batch
 
 
-def twice(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Everything is sent and received a second time."""
-
-    def batch(ops: list[Any]) -> list[Any]:
-        for work in original(ops):
-            work.wait()
-        return list(original(ops))
-
-    return batch
-
-
 def on(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
     """Plant a bug in one schedule."""
     return Bug(name, f"pipeline.{step}", SIZE, patch=patch, red=red, size=size)
@@ -240,9 +182,12 @@ def at_the_edges(name: str, patch: Patch, *red: str) -> Bug:
     return Bug(name, "pipeline.edges", EDGES, patch=patch, red=red)
 
 
-STALE = in_stage("_retrieve_recv_activations", stale_activation)
-LAST = in_stage("_retrieve_recv_grads", zero_last_gradient)
-FORGETS = in_stage("backward_weight_one_chunk", forgets_a_weight)
+LEAKS = planted(torch.autograd, "backward", leaks)
+GPIPE_STEP = pipelining.ScheduleGPipe._step_microbatches
+GPIPE = planted(pipelining.Schedule1F1B, "_step_microbatches", lambda _: GPIPE_STEP)
+STALE = planted(Stage, "_retrieve_recv_activations", stale_activation)
+LAST = planted(Stage, "_retrieve_recv_grads", zero_last_gradient)
+FORGETS = planted(Stage, "backward_weight_one_chunk", forgets_a_weight)
 
 
 def outputs_kept(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,22 +202,17 @@ def outputs_kept(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def leaking() -> AbstractContextManager[Any]:
-    """Keep every graph."""
-    return replaced(torch.autograd, "backward", leaks)
-
-
 BUGS = [
-    on("gpipe", "gradients are not divided by m", in_stage("scale_grads", nothing), "parity"),
-    on("gpipe", "activations lose half their bits", in_stage("get_fwd_send_ops", rounded), "parity"),
-    on("gpipe", "backward keeps what it has used", leaking, "memory"),
-    on("one_f_one_b", "forwards first", as_gpipe, "parity", "memory"),
+    on("gpipe", "gradients are not divided by m", planted(Stage, "scale_grads", never), "parity"),
+    on("gpipe", "activations lose half their bits", planted(Stage, "get_fwd_send_ops", rounded), "parity"),
+    on("gpipe", "backward keeps what it has used", LEAKS, "memory"),
+    on("one_f_one_b", "forwards first", GPIPE, "parity", "memory"),
     on("one_f_one_b", "a stale activation", STALE, "parity"),
     on("one_f_one_b", "the last gradient is lost", LAST, "parity"),
     on(
         "one_f_one_b",
         "one bit flips once",
-        in_stage("_retrieve_recv_activations", flips_once),
+        planted(Stage, "_retrieve_recv_activations", flips_once),
         "repeat",
     ),
     on("one_f_one_b", "bit 0 of an activation flips once", bit_zero_of(1, 4 + 2), "parity", "repeat"),
@@ -280,9 +220,16 @@ BUGS = [
     on("interleaved", "bit 0 of a gradient flips once", bit_zero_of(0, 8 + 5), "parity", "repeat"),
     on("zbv", "bit 0 of an activation flips in the repeat", bit_zero_of(1, 3 * 8 + 1), "repeat"),
     on("gpipe", "bit 0 of an activation flips in the repeat in bf16", bit_zero_of(1, 7 * 4 + 1), "repeat"),
-    on("one_f_one_b", "an all_reduce too many", in_stage("perform_reduce_grad", announces_itself), "traffic"),
-    on("interleaved", "gradients lose half their bits", in_stage("get_bwd_send_ops", rounded), "parity"),
-    on("interleaved", "backward keeps what it has used", leaking, "memory"),
+    on(
+        "one_f_one_b",
+        "an all_reduce too many",
+        planted(Stage, "perform_reduce_grad", announces_itself),
+        "traffic",
+    ),
+    on(
+        "interleaved", "gradients lose half their bits", planted(Stage, "get_bwd_send_ops", rounded), "parity"
+    ),
+    on("interleaved", "backward keeps what it has used", LEAKS, "memory"),
     on("zero_bubble", "a weight's turn is forgotten", FORGETS, "parity"),
     on("zero_bubble", "a stale activation", STALE, "parity"),
     *(
@@ -290,7 +237,7 @@ BUGS = [
             "outputs are kept",
             f"pipeline.{name}",
             {**SIZE, "rows": 32},
-            in_stage("forward_one_chunk", outputs_kept),
+            planted(Stage, "forward_one_chunk", outputs_kept),
             ("memory",),
         )
         for name in ("zero_bubble", "zbv")
@@ -300,12 +247,12 @@ BUGS = [
     on(
         "dualpipev",
         "micro-batches in the wrong order",
-        lambda: replaced(pipelining.schedules._PipelineSchedule, "_split_inputs", swapped_micro_batches),
+        planted(pipelining.schedules._PipelineSchedule, "_split_inputs", swapped_micro_batches),
         "parity",
     ),
-    on("dualpipev", "backward keeps what it has used", leaking, "memory"),
+    on("dualpipev", "backward keeps what it has used", LEAKS, "memory"),
     at_the_edges("one low bit flips", received(flip), "wrong"),
     at_the_edges("everything shifted by one element", received(shift), "wrong"),
-    at_the_edges("an old payload", lambda: replaced(dist, "batch_isend_irecv", stale_payload), "wrong"),
-    at_the_edges("sent twice", lambda: replaced(dist, "batch_isend_irecv", twice), "traffic"),
+    at_the_edges("an old payload", planted(dist, "batch_isend_irecv", stale_payload), "wrong"),
+    at_the_edges("sent twice", both_twice, "traffic"),
 ]

@@ -19,7 +19,6 @@ from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth import __main__ as command
 from tests.teeth import bug as bug_module
 from tests.teeth.bug import HEALTHY, Bug, Trial, replaced, survivors, trials
-from tests.teeth.families import table
 
 STEP = "toy.sum"
 
@@ -145,7 +144,7 @@ def test_a_method_is_put_back_as_it_was() -> None:
 
 def test_the_table_says_what_is_caught_and_what_is_not() -> None:
     lines = list(
-        table(
+        command.table(
             [
                 Trial(MISSING, {"parity": "the sum is far away", "traffic": "x"}),
                 Trial(HARMLESS, {"traffic": "x"}),

@@ -15,8 +15,9 @@ from suites.context.test_context import RINGS
 from suites.expert.test_expert import GROUPS, IN_TURN, NORMAL, PARITY, PATTERN, TOKENS
 from suites.pipeline.test_pipeline import SCHEDULES
 from suites.zero.test_zero import OVERLAP, STEPS
-from tests.teeth.bug import Bug, Patch, replaced
-from tests.teeth.patches.zero import hooked, mean_hook, of
+from tests.teeth.bug import Bug, Patch, never, of, planted, replacing
+from tests.teeth.patches.flips import Late
+from tests.teeth.patches.zero import hooked, mean_hook
 
 Call = Callable[..., Any]
 _ROUTED = [*TOKENS[:2], *PARITY[:2], *GROUPS, *PATTERN]
@@ -28,71 +29,40 @@ _STAGE_S = 0.02
 def late(seconds: float, rank: int | None = None) -> Callable[[Call], Call]:
     """A call returns so much later, on one rank or on all."""
 
-    def make(original: Call) -> Call:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            done = original(*args, **kwargs)
-            if rank in (None, dist.get_rank()):
-                calibrated_work(time.perf_counter() + seconds)
-            return done
-
-        return call
+    @replacing
+    def make(original: Call, *args: Any, **kwargs: Any) -> Any:
+        done = original(*args, **kwargs)
+        if rank in (None, dist.get_rank()):
+            calibrated_work(time.perf_counter() + seconds)
+        return done
 
     return make
 
 
-def waited_for(original: Call) -> Call:
+@replacing
+def waited_for(original: Call, operations: list[Any]) -> list[Any]:
     """Sends and receives are over when the call returns."""
-
-    def batch(operations: list[Any]) -> list[Any]:
-        for work in original(operations):
-            work.wait()
-        return []
-
-    return batch
+    for work in original(operations):
+        work.wait()
+    return []
 
 
-class _Late:
-    """Work that is over so much later than it is."""
-
-    def __init__(self, work: Any, seconds: float) -> None:
-        self._work, self._seconds = work, seconds
-
-    def wait(self) -> None:
-        self._work.wait()
-        calibrated_work(time.perf_counter() + self._seconds)
-
-
-def hand_over_late(original: Call) -> Call:
+@replacing
+def hand_over_late(original: Call, operations: list[Any]) -> Any:
     """What is received comes so much later."""
-
-    def batch(operations: list[Any]) -> Any:
-        works = original(operations)
-        if any(one.op is dist.irecv for one in operations):
-            return [*works[:-1], _Late(works[-1], _HAND_OVER_S)]
-        return works
-
-    return batch
+    works = original(operations)
+    if any(one.op is dist.irecv for one in operations):
+        return [*works[:-1], Late(works[-1], lambda: calibrated_work(time.perf_counter() + _HAND_OVER_S))]
+    return works
 
 
-def sends_in_turn(original: Call) -> Call:
+@replacing
+def sends_in_turn(original: Call, operations: list[Any]) -> Any:
     """A side that has sent does nothing until the other has worked."""
-
-    def batch(operations: list[Any]) -> Any:
-        works = original(operations)
-        if any(one.op is dist.isend and one.tensor.is_floating_point() for one in operations):
-            calibrated_work(time.perf_counter() + _STAGE_S)
-        return works
-
-    return batch
-
-
-def nothing(_original: Call) -> Call:
-    return lambda *_: None
-
-
-def p2p(make: Callable[[Call], Call]) -> Patch:
-    """Replace what issues sends and receives."""
-    return lambda: replaced(dist, "batch_isend_irecv", make)
+    works = original(operations)
+    if any(one.op is dist.isend and one.tensor.is_floating_point() for one in operations):
+        calibrated_work(time.perf_counter() + _STAGE_S)
+    return works
 
 
 def bug(step: str, name: str, patch: Patch, red: str = "time") -> Bug:
@@ -105,7 +75,7 @@ BUGS = [
     bug(
         "zero.fsdp_prefetch",
         "prefetch is ignored",
-        lambda: replaced(FSDPModule, "set_modules_to_forward_prefetch", nothing),
+        planted(FSDPModule, "set_modules_to_forward_prefetch", never),
         "parity",
     ),
     bug("zero.zero3", "a gather is late on one rank", of("all_gather_single", late(_LATE_S, rank=1))),
@@ -114,19 +84,19 @@ BUGS = [
         bug(case.step, "exchanges are late on one rank", of("all_to_all_single", late(_LATE_S, rank=1)))
         for case in _ROUTED[1::2] + _ROUTED[4:5]
     ),
-    bug("context.ring", "a ring waits before it computes", p2p(waited_for)),
-    bug("pipeline.one_f_one_b", "hand-overs are late", p2p(hand_over_late)),
+    bug("context.ring", "a ring waits before it computes", of("batch_isend_irecv", waited_for)),
+    bug("pipeline.one_f_one_b", "hand-overs are late", of("batch_isend_irecv", hand_over_late)),
     bug(
         "pipeline.zbv",
         "hand-overs keep one rank for longer than its stages last",
-        lambda: replaced(pipelining.schedules, "_batch_p2p", late(2 * _LATE_S, rank=1)),
+        planted(pipelining.schedules, "_batch_p2p", late(2 * _LATE_S, rank=1)),
     ),
     *(
         Bug(
             f"sides take turns with {case.words[-1]}",
             case.step,
             case.parameters,
-            p2p(sends_in_turn),
+            of("batch_isend_irecv", sends_in_turn),
             ("time",),
             timed=True,
         )

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from suites.zero import policies, wrapped
 from suites.zero.test_zero import DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
-from tests.teeth.bug import Bug, Maker, Patch, replaced
+from tests.teeth.bug import Bug, Maker, Patch, never, of, planted, told
+from tests.teeth.mesh import elsewhere
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
-from tests.teeth.patches.mesh import elsewhere
-from tests.teeth.patches.tensor import drawn
 from tests.teeth.patches.training import (
     added,
     added_in_bf16,
@@ -23,50 +23,42 @@ from tests.teeth.patches.training import (
     last_rank,
     last_shard_alone,
     own_norm,
-    start,
 )
 from tests.teeth.patches.zero import (
+    SUMMED,
+    all_prefetched,
     bf16_hook,
     checkpointed,
+    copies_of_shares,
     ddp,
     dropped,
     dropped_in_groups,
     flipped_always,
     for_good,
-    generator_lost,
+    gathered_cached,
     hooked,
     kept_when_prefetched,
-    kept_whole,
     late_hook,
     narrow_input,
+    narrow_model,
     narrowed,
-    never_freed,
     next_root,
     next_shard,
+    no_masters,
     not_at_all,
-    of,
-    one_bucket,
     only_with_grad,
     other_input,
-    policy,
-    rotated,
-    sum_hook,
-    summed,
-    transient_in_bucket,
-    twice,
-)
-from tests.teeth.zero_memory import (
-    all_prefetched,
-    copies_of_shares,
-    gathered_cached,
-    narrow_model,
-    no_masters,
     reduced_late,
+    rotated,
     shares_of_whole,
     state_for_all,
     state_in_bf16,
+    sum_hook,
+    transient_in_bucket,
+    twice,
     unfreed_after,
 )
+from tests.teeth.tensor import drawn
 
 _PARAMETERS = {case.step: case.parameters for case in [*STEPS, *OVERLAP]}
 _STAGES = {
@@ -74,11 +66,13 @@ _STAGES = {
     for number, case in enumerate(DEEPSPEED, 1)
 }
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+KEPT_WHOLE = planted(wrapped, "fully_shard", told(reshard_after_forward=False))
+NEVER_FREED = unfreed_after(1)
 
 
 def of_model(make: Maker) -> Patch:
     """Replace what gives a model its dtype."""
-    return lambda: replaced(torch.nn.Module, "to", make)
+    return planted(torch.nn.Module, "to", make)
 
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
@@ -152,14 +146,16 @@ _MEMORY = [
     _bug("zero.fsdp_prefetch", "all blocks gathered at once", all_prefetched, "memory", size=4),
     _bug("zero.zero3", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
     _bug("zero.fsdp", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
-    _bug("zero.fsdp_prefetch", "never resharded", kept_whole, "traffic", "memory"),
-    _bug("zero.fsdp_mixed", "never resharded", kept_whole, "traffic", "memory"),
+    _bug("zero.fsdp_prefetch", "never resharded", KEPT_WHOLE, "traffic", "memory"),
+    _bug("zero.fsdp_mixed", "never resharded", KEPT_WHOLE, "traffic", "memory"),
 ]
 _START = [
-    _bug("zero.ddp", "initial weights not broadcast", start(dropped), "parity"),
-    _bug("zero.ddp", "initial weights of the last rank", start(last_rank), "parity"),
-    _bug("zero.recompute", "initial weights not broadcast", start(dropped), "parity"),
-    _bug("zero.zero_redundancy", "initial weights not broadcast", start(dropped), "parity"),
+    _bug("zero.ddp", "initial weights not broadcast", of("_broadcast_coalesced", dropped), "parity"),
+    _bug("zero.ddp", "initial weights of the last rank", of("_broadcast_coalesced", last_rank), "parity"),
+    _bug("zero.recompute", "initial weights not broadcast", of("_broadcast_coalesced", dropped), "parity"),
+    _bug(
+        "zero.zero_redundancy", "initial weights not broadcast", of("_broadcast_coalesced", dropped), "parity"
+    ),
     _bug("zero.hsdp", "nodes interleaved", elsewhere, "placement", size=4),
 ]
 _REAL = [
@@ -181,8 +177,14 @@ _REAL = [
     _bug("zero.fsdp", "last micro-batch alone", last_shard_alone, "parity"),
 ]
 _CAST = [
-    _bug("zero.fsdp_mixed", "reduced in bf16", policy(reduce_dtype=None), "parity", "traffic"),
-    _bug("zero.fsdp_mixed", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug(
+        "zero.fsdp_mixed",
+        "reduced in bf16",
+        planted(policies, "MixedPrecisionPolicy", told(reduce_dtype=None)),
+        "parity",
+        "traffic",
+    ),
+    _bug("zero.fsdp_mixed", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug(
         "zero.fsdp_prefetch",
         "kept when prefetched",
@@ -190,7 +192,7 @@ _CAST = [
         "traffic",
         "memory",
     ),
-    _bug("zero.fsdp_prefetch", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.fsdp_prefetch", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.fsdp_prefetch", "gathered off by one shard", of("all_gather_single", rotated), "parity"),
 ]
 _DEEPSPEED = [
@@ -209,7 +211,7 @@ _TRAINED = [
         _bug(f"zero.{step}", name, narrow.step_of(optimizer, make), "parity")
         for step, optimizer in (("fsdp_mixed", SGD), ("mixed_precision", ADAM))
         for name, make in (
-            ("masters never updated", narrow.never),
+            ("masters never updated", never),
             ("first masters never updated", narrow.all_but_the_first),
             ("rank 1 loses an update", narrow.second_lost_on_rank_1),
         )
@@ -256,15 +258,15 @@ _USUAL = [
     _bug("zero.ddp", "sum in place of mean", hooked(sum_hook), "parity"),
     _bug("zero.ddp", "reduced in bf16", hooked(bf16_hook), "parity", "traffic"),
     _bug("zero.ddp", "last bucket not exchanged", hooked(late_hook), "parity", "traffic"),
-    _bug("zero.ddp", "buckets ignored", ddp("__init__", one_bucket), "traffic"),
+    _bug("zero.ddp", "buckets ignored", ddp("__init__", told(bucket_cap_mb=25)), "traffic"),
     _bug("zero.ddp", "a bit of rank 1 always flips", of("all_reduce", flipped_always), "wrong"),
-    _bug("zero.zero1", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.zero1", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.zero1", "no all-gather", of("all_gather_single", dropped), "parity", "traffic", "wrong"),
     _bug("zero.zero1", "gathered off by one shard", of("all_gather_single", rotated), "parity", "wrong"),
     _bug("zero.zero2", "shard of the next rank", of("reduce_scatter_single", next_shard), "parity", "wrong"),
     _bug("zero.zero2", "reduced twice", of("reduce_scatter_single", twice), "traffic"),
     _bug("zero.zero2", "reduced in bf16", of("reduce_scatter_single", narrowed), "parity", "traffic"),
-    _bug("zero.zero3", "parameters never freed", never_freed, "memory"),
+    _bug("zero.zero3", "parameters never freed", NEVER_FREED, "memory"),
     _bug(
         "zero.zero3",
         "not gathered for backward",
@@ -272,13 +274,13 @@ _USUAL = [
         "parity",
         "traffic",
     ),
-    _bug("zero.zero3", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.zero3", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.zero_redundancy", "no broadcast", of("broadcast", dropped), "parity", "traffic"),
     _bug("zero.zero_redundancy", "broadcast by the next rank", of("broadcast", next_root), "parity", "wrong"),
     _bug("zero.zero_redundancy", "sum in place of mean", hooked(sum_hook), "parity"),
-    _bug("zero.fsdp", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.fsdp", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.fsdp", "gathered off by one shard", of("all_gather_single", rotated), "parity", "wrong"),
-    _bug("zero.fsdp", "never resharded", kept_whole, "traffic", "memory"),
+    _bug("zero.fsdp", "never resharded", KEPT_WHOLE, "traffic", "memory"),
     _bug(
         "zero.hsdp",
         "replicas not reduced",
@@ -288,8 +290,8 @@ _USUAL = [
         "wrong",
         size=4,
     ),
-    _bug("zero.hsdp", "never resharded", kept_whole, "traffic", "memory", size=4),
-    _bug("zero.hsdp", "wrong divisor", of("reduce_scatter_single", summed), "parity", size=4),
+    _bug("zero.hsdp", "never resharded", KEPT_WHOLE, "traffic", "memory", size=4),
+    _bug("zero.hsdp", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity", size=4),
     _bug(
         "zero.mixed_precision",
         "reduced in bf16",
@@ -297,14 +299,14 @@ _USUAL = [
         "parity",
         "traffic",
     ),
-    _bug("zero.mixed_precision", "wrong divisor", of("reduce_scatter_single", summed), "parity"),
+    _bug("zero.mixed_precision", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.mixed_precision", "no all-gather", of("all_gather_single", dropped), "traffic", "wrong"),
-    _bug("zero.recompute", "generator not restored", checkpointed(generator_lost), "parity"),
+    _bug("zero.recompute", "generator not restored", checkpointed(told(preserve_rng_state=False)), "parity"),
     _bug("zero.recompute", "other masks on rank 1 alone", drawn(1, lambda _: True), "parity"),
     _bug("zero.recompute", "nothing recomputed", checkpointed(not_at_all), "memory"),
     _bug("zero.recompute", "input kept in bf16", checkpointed(narrow_input), "parity"),
     _bug("zero.recompute", "second forward differs", checkpointed(other_input), "parity"),
-    _bug("zero.overlap", "buckets ignored", ddp("__init__", one_bucket), "traffic"),
+    _bug("zero.overlap", "buckets ignored", ddp("__init__", told(bucket_cap_mb=25)), "traffic"),
     _bug("zero.overlap", "sum in place of mean", hooked(sum_hook), "parity"),
     *_TRANSIENTS,
     *_MEMORY,

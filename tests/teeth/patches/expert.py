@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from suites.expert.fp8 import packed, unpacked
 from tests.suites.expert.deep_ep_stub import Buffer
-from tests.teeth.bug import Patch, replaced
+from tests.teeth.bug import Patch, of, planted, replaced, replacing
+from tests.teeth.patches import flips
+from tests.teeth.patches.flips import Late
 
 Call = Callable[..., Any]
 _MOST_COUNTS = 16  # a message of counts is shorter than any payload
@@ -22,15 +24,13 @@ _MOST_COUNTS = 16  # a message of counts is shorter than any payload
 def after(name: str, damage: Callable[..., None]) -> Patch:
     """Let the collective do its work, then damage what it left."""
 
-    def make(real: Call) -> Call:
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            result = real(*args, **kwargs)
-            damage(*args)
-            return result
+    @replacing
+    def make(real: Call, *args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        damage(*args)
+        return result
 
-        return patched
-
-    return lambda: replaced(dist, name, make)
+    return planted(dist, name, make)
 
 
 def sent(change: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
@@ -39,21 +39,19 @@ def sent(change: Callable[[torch.Tensor], torch.Tensor]) -> Patch:
     Operations that are used again are left as they were: a bit that is flipped twice is right again.
     """
 
-    def make(real: Call) -> Call:
-        def patched(operations: list[dist.P2POp]) -> Any:
-            given = [one.tensor for one in operations]
-            for one in operations:
-                if one.op is dist.isend:
-                    one.tensor = change(one.tensor)
-            try:
-                return real(operations)
-            finally:
-                for one, tensor in zip(operations, given, strict=True):
-                    one.tensor = tensor
+    @replacing
+    def make(real: Call, operations: list[dist.P2POp]) -> Any:
+        given = [one.tensor for one in operations]
+        for one in operations:
+            if one.op is dist.isend:
+                one.tensor = change(one.tensor)
+        try:
+            return real(operations)
+        finally:
+            for one, tensor in zip(operations, given, strict=True):
+                one.tensor = tensor
 
-        return patched
-
-    return lambda: replaced(dist, "batch_isend_irecv", make)
+    return planted(dist, "batch_isend_irecv", make)
 
 
 def drop_last_row(output: torch.Tensor, *_: Any) -> None:
@@ -83,18 +81,6 @@ def flip_number(number: int) -> Patch:
     return plant
 
 
-@dataclass
-class _Flipped:
-    """A message whose lowest bit is wrong when it has come."""
-
-    work: Any
-    buffer: torch.Tensor
-
-    def wait(self) -> None:
-        self.work.wait()
-        self.buffer.view(torch.uint8).view(-1)[0] ^= 1
-
-
 def flip_received(number: int, rank: int) -> Patch:
     """The lowest bit of the first element of one message of rows, when it has come; counted on its rank."""
 
@@ -108,7 +94,9 @@ def flip_received(number: int, rank: int) -> Patch:
 
             def patched(operations: list[dist.P2POp]) -> list[Any]:
                 pairs = zip(operations, real(operations), strict=True)
-                return [_Flipped(work, one.tensor) if mine(one) else work for one, work in pairs]
+                return [
+                    Late(work, partial(flips.flip, one.tensor)) if mine(one) else work for one, work in pairs
+                ]
 
             return patched
 
@@ -122,99 +110,69 @@ def last_unwritten(output: torch.Tensor, *_: Any) -> None:
         output[-1] = 0
 
 
-def twice(real: Call) -> Call:
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        real(*args, **kwargs)
-        return real(*args, **kwargs)
-
-    return patched
-
-
 def both_twice() -> AbstractContextManager[None]:
     kept: list[Any] = []  # a send that nobody holds is taken back
 
-    def make(real: Call) -> Call:
-        def patched(operations: list[dist.P2POp]) -> Any:
-            first = real(operations)
-            for one, work in zip(operations, first, strict=True):
-                if one.op is dist.irecv:
-                    work.wait()
-            kept.extend(first)
-            return real(operations)
-
-        return patched
+    @replacing
+    def make(real: Call, operations: list[dist.P2POp]) -> Any:
+        first = real(operations)
+        for one, work in zip(operations, first, strict=True):
+            if one.op is dist.irecv:
+                work.wait()
+        kept.extend(first)
+        return real(operations)
 
     return replaced(dist, "batch_isend_irecv", make)
 
 
-def backwards(real: Call) -> Call:
-    return lambda tensor, *args, **kwargs: real(tensor, *args, **{**kwargs, "descending": True})
+@replacing
+def rounded(real: Call, output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
+    narrow = rows.bfloat16().to(rows.dtype) if rows.is_floating_point() else rows
+    return real(output, narrow, *splits, **group)
 
 
-def rounded(real: Call) -> Call:
-    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
-        narrow = rows.bfloat16().to(rows.dtype) if rows.is_floating_point() else rows
-        return real(output, narrow, *splits, **group)
-
-    return patched
-
-
-def widened(real: Call) -> Call:
-    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
-        if rows.dtype is not torch.bfloat16:
-            return real(output, rows, *splits, **group)
-        wide = output.float()
-        real(wide, rows.float(), *splits, **group)
-        return output.copy_(wide)
-
-    return patched
+@replacing
+def widened(real: Call, output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
+    if rows.dtype is not torch.bfloat16:
+        return real(output, rows, *splits, **group)
+    wide = output.float()
+    real(wide, rows.float(), *splits, **group)
+    return output.copy_(wide)
 
 
-def of_next_block(real: Call) -> Call:
+@replacing
+def of_next_block(real: Call, rows: torch.Tensor) -> torch.Tensor:
     """A block travels with the scale of the one behind it."""
-
-    def patched(rows: torch.Tensor) -> torch.Tensor:
-        hidden, found = rows.shape[-1], real(rows)
-        return torch.cat([found[..., :hidden], found[..., hidden:].roll(-4, -1)], dim=-1)
-
-    return patched
+    hidden, found = rows.shape[-1], real(rows)
+    return torch.cat([found[..., :hidden], found[..., hidden:].roll(-4, -1)], dim=-1)
 
 
-def unscaled(real: Call) -> Call:
+@replacing
+def unscaled(real: Call, came: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What has come is read as if every scale were 1."""
-
-    def patched(came: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        hidden = came.shape[-1] * 32 // 33
-        ones = torch.ones(*came.shape[:-1], hidden // 128)
-        found: torch.Tensor = real(torch.cat([came[..., :hidden], ones.view(torch.uint8)], dim=-1), dtype)
-        return found
-
-    return patched
+    hidden = came.shape[-1] * 32 // 33
+    ones = torch.ones(*came.shape[:-1], hidden // 128)
+    found: torch.Tensor = real(torch.cat([came[..., :hidden], ones.view(torch.uint8)], dim=-1), dtype)
+    return found
 
 
-def cut_to_fp8(real: Call) -> Call:
+@replacing
+def cut_to_fp8(real: Call, rows: torch.Tensor) -> torch.Tensor:
     """Digits that e4m3 does not have are cut off, and not rounded."""
-
-    def patched(rows: torch.Tensor) -> torch.Tensor:
-        found, hidden = real(rows), rows.shape[-1]
-        too_far = unpacked(found, torch.float64).abs() > rows.double().abs()
-        return torch.cat([found[..., :hidden] - too_far.to(torch.uint8), found[..., hidden:]], dim=-1)
-
-    return patched
+    found, hidden = real(rows), rows.shape[-1]
+    too_far = unpacked(found, torch.float64).abs() > rows.double().abs()
+    return torch.cat([found[..., :hidden] - too_far.to(torch.uint8), found[..., hidden:]], dim=-1)
 
 
-def all_in_fp8(real: Call) -> Call:
+@replacing
+def all_in_fp8(real: Call, output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
     """Also what is combined."""
-
-    def patched(output: torch.Tensor, rows: torch.Tensor, *splits: Any, **group: Any) -> Any:
-        if not rows.is_floating_point() or rows.dim() != 2:
-            return real(output, rows, *splits, **group)
-        sent = packed(rows)
-        came = sent.new_empty(len(output), sent.shape[-1])
-        real(came, sent, *splits, **group)
-        return output.copy_(unpacked(came, output.dtype))
-
-    return patched
+    if not rows.is_floating_point() or rows.dim() != 2:
+        return real(output, rows, *splits, **group)
+    sent = packed(rows)
+    came = sent.new_empty(len(output), sent.shape[-1])
+    real(came, sent, *splits, **group)
+    return output.copy_(unpacked(came, output.dtype))
 
 
 def never_in_fp8(real: Call) -> Call:
@@ -233,13 +191,10 @@ def nothing(real: Call) -> Call:
     return lambda tensor, *args, **kwargs: tensor
 
 
-def best_alone(real: Call) -> Call:
+@replacing
+def best_alone(real: Call, tensor: torch.Tensor, count: int, *args: Any, **kwargs: Any) -> Any:
     """Of the two best experts of a group only the best."""
-
-    def topk(tensor: torch.Tensor, count: int, *args: Any, **kwargs: Any) -> Any:
-        return real(tensor, 1 if kwargs.get("dim") == 2 else count, *args, **kwargs)
-
-    return topk
+    return real(tensor, 1 if kwargs.get("dim") == 2 else count, *args, **kwargs)
 
 
 def flipped(tensor: torch.Tensor) -> torch.Tensor:
@@ -269,33 +224,27 @@ def stale() -> AbstractContextManager[None]:
     return sent(change)()
 
 
-def unweighed(real: Call) -> Call:
+@replacing
+def unweighed(real: Call, *args: Any, **kwargs: Any) -> Any:
     """Every expert counts as much as any other."""
-
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        rows, experts, weights, *rest = real(*args, **kwargs)
-        return rows, experts, weights if weights is None else torch.ones_like(weights), *rest
-
-    return patched
+    rows, experts, weights, *rest = real(*args, **kwargs)
+    return rows, experts, weights if weights is None else torch.ones_like(weights), *rest
 
 
-def last_rank_left_out(real: Call) -> Call:
+@replacing
+def last_rank_left_out(
+    real: Call, self: Buffer, rows: torch.Tensor, there: torch.Tensor, *splits: Any
+) -> Any:
     """What comes back from the last rank is not added."""
-
-    def patched(self: Buffer, rows: torch.Tensor, there: torch.Tensor, *splits: Any) -> Any:
-        return real(
-            self, rows if dist.get_rank() < self.group_size - 1 else torch.zeros_like(rows), there, *splits
-        )
-
-    return patched
+    return real(
+        self, rows if dist.get_rank() < self.group_size - 1 else torch.zeros_like(rows), there, *splits
+    )
 
 
-def neighbours_expert(real: Call) -> Call:
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        rows, experts, *rest = real(*args, **kwargs)
-        return rows, experts if experts is None else torch.where(experts >= 0, experts ^ 1, -1), *rest
-
-    return patched
+@replacing
+def neighbours_expert(real: Call, *args: Any, **kwargs: Any) -> Any:
+    rows, experts, *rest = real(*args, **kwargs)
+    return rows, experts if experts is None else torch.where(experts >= 0, experts ^ 1, -1), *rest
 
 
 def mean(tensor: torch.Tensor, *_: Any) -> None:
@@ -319,19 +268,13 @@ def mean_of_one(tensor: torch.Tensor, *_: Any) -> None:
 def local_alone(count: int) -> Patch:
     """Counts are not added up where they are so many; the most of what ranks say is no count."""
 
-    def make(real: Call) -> Call:
-        def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            counts = not tensor.is_floating_point() and not kwargs
-            return tensor if counts and tensor.numel() == count else real(tensor, *args, **kwargs)
+    @replacing
+    def make(real: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        counts = not tensor.is_floating_point() and not kwargs
+        return tensor if counts and tensor.numel() == count else real(tensor, *args, **kwargs)
 
-        return patched
-
-    return swap(dist, "all_reduce", make)
+    return of("all_reduce", make)
 
 
 def from_the_end(real: Call) -> Call:
     return lambda tensor, dim: real(tensor.flip(dim), dim).flip(dim)
-
-
-def swap(owner: Any, name: str, make: Callable[[Call], Call]) -> Patch:
-    return lambda: replaced(owner, name, make)

@@ -6,12 +6,13 @@ import ctypes
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.teeth.bug import replaced
+from tests.teeth.bug import planted
 
 Call = Callable[..., Any]
 OUTPUTS = ("output_tensor", "output", "tensor")
@@ -23,6 +24,19 @@ def flip(tensor: torch.Tensor, element: int = 0, bit: int = 0) -> None:
         raise ValueError("the elements of this buffer do not lie side by side")
     address = tensor.data_ptr() + element * tensor.element_size() + bit // 8
     ctypes.c_ubyte.from_address(address).value ^= 1 << bit % 8
+
+
+@dataclass
+class Late:
+    """Work after which something is done when it is waited for."""
+
+    work: Any
+    then: Callable[[], None]
+
+    def wait(self) -> None:
+        """Wait, then do it."""
+        self.work.wait()
+        self.then()
 
 
 def flipped_in_call(number: int, element: int = 0, bit: int = 0) -> Callable[[Call], Call]:
@@ -50,4 +64,4 @@ def flipped_in_call(number: int, element: int = 0, bit: int = 0) -> Callable[[Ca
 
 def transient(name: str, number: int, element: int = 0) -> Callable[[], AbstractContextManager[Any]]:
     """Plant it in a call of torch.distributed."""
-    return lambda: replaced(dist, name, flipped_in_call(number, element))
+    return planted(dist, name, flipped_in_call(number, element))

@@ -10,7 +10,7 @@ from torch.distributed import pipelining
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from suites.context import ring_attention
-from tests.teeth.bug import Maker, Patch, replaced
+from tests.teeth.bug import Maker, Patch, planted, replacing
 from tests.teeth.patches.zero import future, hooked, reduced
 
 LARGE_BYTES, EDGE_BYTES = 1 << 15, 1 << 12
@@ -51,16 +51,14 @@ def tail_lost(came: torch.Tensor, before: torch.Tensor) -> None:
 def in_output(spoil: Spoil) -> Maker:
     """Spoil what a call writes into its first argument, where that is large."""
 
-    def make(original: Call) -> Call:
-        def call(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            before = output.detach().clone()
-            done = original(output, *args, **kwargs)
-            if large(output):
-                with torch.no_grad():
-                    spoil(output.detach(), before)
-            return done
-
-        return call
+    @replacing
+    def make(original: Call, output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        before = output.detach().clone()
+        done = original(output, *args, **kwargs)
+        if large(output):
+            with torch.no_grad():
+                spoil(output.detach(), before)
+        return done
 
     return make
 
@@ -68,15 +66,13 @@ def in_output(spoil: Spoil) -> Maker:
 def in_result(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Maker:
     """Spoil what a call gives, where that is large; before it there were zeros."""
 
-    def make(original: Call) -> Call:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            if large(found, least_bytes):
-                with torch.no_grad():
-                    spoil(found.detach(), torch.zeros_like(found))
-            return found
-
-        return call
+    @replacing
+    def make(original: Call, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        if large(found, least_bytes):
+            with torch.no_grad():
+                spoil(found.detach(), torch.zeros_like(found))
+        return found
 
     return make
 
@@ -84,18 +80,16 @@ def in_result(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Maker:
 def copied_out(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Patch:
     """fully_shard deals out what it gathered."""
 
-    def make(original: Call) -> Call:
-        def call(result: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(result.all_gather_work, torch.distributed.Work):
-                result.all_gather_work.wait()
-            if large(result.all_gather_output, least_bytes):
-                whole = result.all_gather_output
-                spoil(whole, torch.zeros_like(whole))
-            return original(result, *args, **kwargs)
+    @replacing
+    def make(original: Call, result: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(result.all_gather_work, torch.distributed.Work):
+            result.all_gather_work.wait()
+        if large(result.all_gather_output, least_bytes):
+            whole = result.all_gather_output
+            spoil(whole, torch.zeros_like(whole))
+        return original(result, *args, **kwargs)
 
-        return call
-
-    return lambda: replaced(_fsdp_param_group, "foreach_all_gather_copy_out", make)
+    return planted(_fsdp_param_group, "foreach_all_gather_copy_out", make)
 
 
 def in_bucket(spoil: Spoil) -> Patch:
@@ -114,33 +108,29 @@ def in_bucket(spoil: Spoil) -> Patch:
 def in_blocks(spoil: Spoil, least_bytes: int = LARGE_BYTES - 1) -> Patch:
     """A ring hands over a block."""
 
-    def make(original: Call) -> Call:
-        def visits(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            before = None
-            for source, block in original(*args, **kwargs):
-                mine = block
-                if before is not None and large(block, least_bytes):
-                    mine = block.clone()
-                    spoil(mine, before)
-                before = block.clone()
-                yield source, mine
+    @replacing
+    def make(original: Call, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        before = None
+        for source, block in original(*args, **kwargs):
+            mine = block
+            if before is not None and large(block, least_bytes):
+                mine = block.clone()
+                spoil(mine, before)
+            before = block.clone()
+            yield source, mine
 
-        return visits
-
-    return lambda: replaced(ring_attention, "visits", make)
+    return planted(ring_attention, "visits", make)
 
 
 def over_edge(name: str, spoil: Spoil) -> Patch:
     """A stage takes what has come over an edge."""
 
-    def make(original: Call) -> Call:
-        def retrieve(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            for one in found:
-                if large(one, EDGE_BYTES):
-                    spoil(one.detach(), torch.zeros_like(one))
-            return found
+    @replacing
+    def make(original: Call, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        for one in found:
+            if large(one, EDGE_BYTES):
+                spoil(one.detach(), torch.zeros_like(one))
+        return found
 
-        return retrieve
-
-    return lambda: replaced(pipelining.PipelineStage, name, make)
+    return planted(pipelining.PipelineStage, name, make)

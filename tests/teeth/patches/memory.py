@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
-from tests.teeth.bug import Patch, replaced
+from tests.teeth.bug import Patch, instead_of, planted, replacing
 
 Tensor = torch.Tensor
 Choice = Callable[[Tensor], bool]
@@ -25,13 +25,11 @@ def behind_its_part(tensor: Tensor) -> Tensor:
 def kept_whole(choice: Choice) -> Patch:
     """What is saved for backward is a part of a whole, which therefore stays."""
 
-    def make(original: Any) -> Callable[..., None]:
-        def call(self: Any, *tensors: Tensor) -> None:
-            original(self, *(behind_its_part(one) if choice(one) else one for one in tensors))
+    @replacing
+    def make(original: Any, self: Any, *tensors: Tensor) -> None:
+        original(self, *(behind_its_part(one) if choice(one) else one for one in tensors))
 
-        return call
-
-    return lambda: replaced(FunctionCtx, "save_for_backward", make)
+    return planted(FunctionCtx, "save_for_backward", make)
 
 
 def received_kept(name: str) -> Patch:
@@ -47,27 +45,18 @@ def received_kept(name: str) -> Patch:
 
         return call
 
-    return lambda: replaced(dist, name, make)
+    return planted(dist, name, make)
 
 
-def weights_kept_whole() -> Any:
+@instead_of(Tensor, "clone")
+def weights_kept_whole(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A rank's part of a weight is a view of all of it, which therefore stays."""
-
-    def make(original: Any) -> Callable[..., Tensor]:
-        def call(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            copy: Tensor = original(self, *args, **kwargs)
-            # Activations have three dimensions, weights two.
-            return behind_its_part(copy) if copy.dim() == 2 and copy.is_floating_point() else copy
-
-        return call
-
-    return replaced(Tensor, "clone", make)
+    copy: Tensor = original(self, *args, **kwargs)
+    # Activations have three dimensions, weights two.
+    return behind_its_part(copy) if copy.dim() == 2 and copy.is_floating_point() else copy
 
 
-def inputs_copied() -> Any:
+@instead_of(torch.nn.functional, "linear")
+def inputs_copied(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Every layer keeps a copy of the input that it shares with others."""
-
-    def make(original: Any) -> Callable[..., Tensor]:
-        return lambda x, *args, **kwargs: original(x.clone(), *args, **kwargs)
-
-    return replaced(torch.nn.functional, "linear", make)
+    return original(x.clone(), *args, **kwargs)

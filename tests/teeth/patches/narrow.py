@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from suites.expert import layer
-from tests.teeth.bug import Patch, replaced
+from tests.teeth.bug import Patch, instead_of, planted, replaced, replacing, where
 from tests.teeth.patches.flips import OUTPUTS
 
 Call = Callable[..., Any]
@@ -33,81 +33,56 @@ def step_of(optimizer: type[torch.optim.Optimizer], make: Maker) -> Patch:
         step.hooked = getattr(original, "hooked", False)  # type: ignore[attr-defined]
         return step
 
-    return lambda: replaced(optimizer, "step", marked)
+    return planted(optimizer, "step", marked)
 
 
 def of_bf16_weights(make: Maker) -> Maker:
     """Plant it where the weights are bf16 alone."""
-
-    def planted(original: Call) -> Call:
-        wrong = make(original)
-
-        def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            narrow = self.param_groups[0]["params"][0].dtype is NARROW
-            return (wrong if narrow else original)(self, *args, **kwargs)
-
-        return step
-
-    return planted
+    return where(lambda optimizer, *_, **__: optimizer.param_groups[0]["params"][0].dtype is NARROW, make)
 
 
-def never(_original: Call) -> Call:
-    return lambda *_, **__: None
-
-
-def all_but_the_first(original: Call) -> Call:
+@replacing
+def all_but_the_first(original: Call, self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
     """What comes first among the parameters is never updated."""
-
-    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        first = self.param_groups[0]["params"][0]
-        before = first.detach().clone()
-        original(self, *args, **kwargs)
-        first.data.copy_(before)
-
-    return step
+    first = self.param_groups[0]["params"][0]
+    before = first.detach().clone()
+    original(self, *args, **kwargs)
+    first.data.copy_(before)
 
 
-def second_lost_on_rank_1(original: Call) -> Call:
+@replacing
+def second_lost_on_rank_1(original: Call, self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
     """Of every run rank 1 loses its second update: it takes part in all that a step exchanges."""
-
-    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        # Counted on the optimizer itself: another one may have its id when it is gone.
-        number = next(vars(self).setdefault("counted_steps", itertools.count(1)))
-        weights = [weight for group in self.param_groups for weight in group["params"]]
-        before = [weight.detach().clone() for weight in weights]
-        original(self, *args, **kwargs)
-        if number == 2 and dist.get_rank() == 1:
-            for weight, old in zip(weights, before, strict=True):
-                weight.data.copy_(old)
-
-    return step
+    # Counted on the optimizer itself: another one may have its id when it is gone.
+    number = next(vars(self).setdefault("counted_steps", itertools.count(1)))
+    weights = [weight for group in self.param_groups for weight in group["params"]]
+    before = [weight.detach().clone() for weight in weights]
+    original(self, *args, **kwargs)
+    if number == 2 and dist.get_rank() == 1:
+        for weight, old in zip(weights, before, strict=True):
+            weight.data.copy_(old)
 
 
-def count_stuck(original: Call) -> Call:
+@replacing
+def count_stuck(original: Call, self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
     """Adam takes every step for the first one."""
-
-    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        for state in self.state.values():
-            state["step"].zero_()
-        original(self, *args, **kwargs)
-
-    return step
+    for state in self.state.values():
+        state["step"].zero_()
+    original(self, *args, **kwargs)
 
 
 def stale_copies() -> AbstractContextManager[Any]:
     """Where fp32 masters are rounded into a share, those of the step before are."""
     before: dict[int, torch.Tensor] = {}
 
-    def make(original: Call) -> Call:
-        def copy(self: torch.Tensor, source: Any, *args: Any, **kwargs: Any) -> Any:
-            masters = isinstance(source, torch.nn.Parameter) and source.dim() == 1 and self.dtype is NARROW
-            if not masters:
-                return original(self, source, *args, **kwargs)
-            stale = before.get(id(source), source.detach())
-            before[id(source)] = source.detach().clone()
-            return original(self, stale, *args, **kwargs)
-
-        return copy
+    @replacing
+    def make(original: Call, self: torch.Tensor, source: Any, *args: Any, **kwargs: Any) -> Any:
+        masters = isinstance(source, torch.nn.Parameter) and source.dim() == 1 and self.dtype is NARROW
+        if not masters:
+            return original(self, source, *args, **kwargs)
+        stale = before.get(id(source), source.detach())
+        before[id(source)] = source.detach().clone()
+        return original(self, stale, *args, **kwargs)
 
     return replaced(torch.Tensor, "copy_", make)
 
@@ -115,42 +90,29 @@ def stale_copies() -> AbstractContextManager[Any]:
 # collectives of bf16
 
 
-def in_bf16(make: Maker) -> Maker:
-    """Plant it in calls on bf16 alone."""
-
-    def planted(original: Call) -> Call:
-        wrong = make(original)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-            narrow = any(tensor.dtype is NARROW for tensor in tensors)
-            return (wrong if narrow else original)(*args, **kwargs)
-
-        return call
-
-    return planted
+def on_bf16(*args: Any, **kwargs: Any) -> bool:
+    """Whether a call has a tensor in bf16."""
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    return any(tensor.dtype is NARROW for tensor in tensors)
 
 
 def of(name: str, make: Maker) -> Patch:
     """Plant it in a call of torch.distributed, where that is on bf16."""
-    return lambda: replaced(dist, name, in_bf16(make))
+    return planted(dist, name, where(on_bf16, make))
 
 
-def truncated(original: Call) -> Call:
+@replacing
+def truncated(original: Call, *args: Any, **kwargs: Any) -> Any:
     """A sum is cut off where it is to be rounded."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found, *others = _delivered_first(args, kwargs)
-        wide = [value.float() for value in (found, *others)]
-        kept = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Tensor)}
-        rest = [value for value in args if not isinstance(value, torch.Tensor)]
-        work = original(*wide, *rest, **kept)
-        if work is not None:
-            work.wait()
-        found.copy_((wide[0].view(torch.int32) & _LOW_HALF).view(torch.float32))
-        return work
-
-    return call
+    found, *others = _delivered_first(args, kwargs)
+    wide = [value.float() for value in (found, *others)]
+    kept = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Tensor)}
+    rest = [value for value in args if not isinstance(value, torch.Tensor)]
+    work = original(*wide, *rest, **kept)
+    if work is not None:
+        work.wait()
+    found.copy_((wide[0].view(torch.int32) & _LOW_HALF).view(torch.float32))
+    return work
 
 
 def _delivered_first(args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -159,17 +121,14 @@ def _delivered_first(args: Any, kwargs: Any) -> list[torch.Tensor]:
     return [value for value in (*args, *map(kwargs.get, named)) if isinstance(value, torch.Tensor)]
 
 
-def without_last_bit(original: Call) -> Call:
+@replacing
+def without_last_bit(original: Call, *args: Any, **kwargs: Any) -> Any:
     """What is delivered has lost its lowest bit, everywhere."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        work = original(*args, **kwargs)
-        if work is not None:
-            work.wait()
-        _delivered_first(args, kwargs)[0].detach().view(torch.int16).bitwise_and_(~1)
-        return work
-
-    return call
+    work = original(*args, **kwargs)
+    if work is not None:
+        work.wait()
+    _delivered_first(args, kwargs)[0].detach().view(torch.int16).bitwise_and_(~1)
+    return work
 
 
 def stale(original: Call) -> Call:
@@ -201,17 +160,13 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 # what is computed
 
 
-def narrow_router() -> AbstractContextManager[Any]:
+@instead_of(layer, "route")
+def narrow_router(
+    original: Call, logits: torch.Tensor, wanted: torch.Tensor, slots: int, dtype: torch.dtype
+) -> Any:
     """In the runs in bf16 the sharded layer's router computes in it too."""
-
-    def make(original: Call) -> Call:
-        def route(logits: torch.Tensor, wanted: torch.Tensor, slots: int, dtype: torch.dtype) -> Any:
-            own = dtype is NARROW and len(logits) <= LAYER_TOKENS
-            return original(logits.bfloat16().to(logits.dtype) if own else logits, wanted, slots, dtype)
-
-        return route
-
-    return replaced(layer, "route", make)
+    own = dtype is NARROW and len(logits) <= LAYER_TOKENS
+    return original(logits.bfloat16().to(logits.dtype) if own else logits, wanted, slots, dtype)
 
 
 def narrow_sum(received: torch.Tensor, _sent: torch.Tensor) -> None:
@@ -220,13 +175,12 @@ def narrow_sum(received: torch.Tensor, _sent: torch.Tensor) -> None:
         received.copy_(received.bfloat16())
 
 
-def added_up_narrow(original: Call) -> Call:
+@replacing
+def added_up_narrow(
+    original: Call, received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Summands in fp32 lose what bf16 does not hold, and so does their sum."""
-
-    def call(received: torch.Tensor, sent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        narrow = sent.bfloat16().float() if sent.dtype is torch.float32 else sent
-        done = original(received, narrow, *args, **kwargs)
-        narrow_sum(received, sent)
-        return done
-
-    return call
+    narrow = sent.bfloat16().float() if sent.dtype is torch.float32 else sent
+    done = original(received, narrow, *args, **kwargs)
+    narrow_sum(received, sent)
+    return done

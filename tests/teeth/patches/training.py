@@ -9,19 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.teeth.bug import Patch, replaced
+from tests.teeth.bug import Patch, instead_of, planted, replaced, replacing
 
 Call = Callable[..., Any]
 Optimizer = torch.optim.Optimizer
 
 
-def own_norm() -> AbstractContextManager[Any]:
+@instead_of(dist, "all_reduce")
+def own_norm(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """A single number is not added up: the norm is that of the local shard."""
-
-    def make(original: Call) -> Call:
-        return lambda tensor, *args, **kwargs: original(tensor, *args, **kwargs) if tensor.dim() else None
-
-    return replaced(dist, "all_reduce", make)
+    return original(tensor, *args, **kwargs) if tensor.dim() else None
 
 
 def clipped_late() -> AbstractContextManager[Any]:
@@ -34,21 +31,17 @@ def clipped_before_reduced() -> Iterator[None]:
     """From the first time that anything is to be clipped, each rank clips its own gradients of a block."""
     seen = {"clips": False}
 
-    def register(original: Call) -> Call:
-        def call(self: Optimizer, hook: Call) -> Any:
-            seen["clips"] = True
-            return original(self, hook)
+    @replacing
+    def register(original: Call, self: Optimizer, hook: Call) -> Any:
+        seen["clips"] = True
+        return original(self, hook)
 
-        return call
-
-    def reduce(original: Call) -> Call:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            whole = kwargs["input"] if "input" in kwargs else args[1]
-            if seen["clips"] and whole.is_floating_point():
-                whole.mul_((1 / whole.norm()).clamp(max=1))
-            return original(*args, **kwargs)
-
-        return call
+    @replacing
+    def reduce(original: Call, *args: Any, **kwargs: Any) -> Any:
+        whole = kwargs["input"] if "input" in kwargs else args[1]
+        if seen["clips"] and whole.is_floating_point():
+            whole.mul_((1 / whole.norm()).clamp(max=1))
+        return original(*args, **kwargs)
 
     with ExitStack() as planted:
         planted.enter_context(replaced(Optimizer, "register_step_pre_hook", register))
@@ -59,15 +52,13 @@ def clipped_before_reduced() -> Iterator[None]:
 def added(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Patch:
     """What is added to a tensor in place, as it is, becomes something else; optimizers add multiples."""
 
-    def replace(original: Call) -> Call:
-        def call(self: torch.Tensor, other: Any, **kwargs: Any) -> Any:
-            if kwargs or not isinstance(other, torch.Tensor):
-                return original(self, other, **kwargs)
-            return self.copy_(make(self, other))
+    @replacing
+    def replace(original: Call, self: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+        if kwargs or not isinstance(other, torch.Tensor):
+            return original(self, other, **kwargs)
+        return self.copy_(make(self, other))
 
-        return call
-
-    return lambda: replaced(torch.Tensor, "add_", replace)
+    return planted(torch.Tensor, "add_", replace)
 
 
 def last_alone(_before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -83,28 +74,14 @@ def added_in_bf16(before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     return (before + last).to(torch.bfloat16).to(before.dtype)
 
 
-def last_shard_alone() -> AbstractContextManager[Any]:
+@instead_of(torch.Tensor, "__iadd__")
+def last_shard_alone(original: Call, self: torch.Tensor, other: Any) -> torch.Tensor:
     """fully_shard keeps the shard that was reduced last."""
-
-    def make(original: Call) -> Call:
-        def add(self: torch.Tensor, other: Any) -> torch.Tensor:
-            done: torch.Tensor = self.copy_(other) if self.dim() else original(self, other)
-            return done
-
-        return add
-
-    return replaced(torch.Tensor, "__iadd__", make)
+    done: torch.Tensor = self.copy_(other) if self.dim() else original(self, other)
+    return done
 
 
-def start(make: Callable[[Call], Call]) -> Patch:
-    """Replace what gives every rank the first one's weights."""
-    return lambda: replaced(dist, "_broadcast_coalesced", make)
-
-
-def last_rank(original: Call) -> Call:
+@replacing
+def last_rank(original: Call, group: Any, tensors: Any, size: int, _source: int) -> Any:
     """Those of the last rank win."""
-
-    def call(group: Any, tensors: Any, size: int, _source: int) -> Any:
-        return original(group, tensors, size, dist.get_world_size() - 1)
-
-    return call
+    return original(group, tensors, size, dist.get_world_size() - 1)
