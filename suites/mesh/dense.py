@@ -55,7 +55,9 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if task.layout.size("cp") > 1:
         group = Group(task.layout.place(task.ctx.rank, "cp"), task.layout.size("cp"), mesh.group("cp"))
-        sequence = sequence_of(task, group.rank)
+        # Which rank of this rank's ring has which positions, zig-zag.
+        spans = tuple(Span.of(positions, task.ctx.device) for positions in task.positions)
+        sequence = Sequence(spans[group.rank], spans, causal=True)
         for block in blocks:
             block.attention = RingedAttention(block.attention, sequence, group)
     if task.tp > 1:
@@ -64,12 +66,6 @@ def divided(task: Task, mesh: Mesh, model: nn.Module, reshard: bool) -> None:
     # With one rank too: it brings gradients into the layout of their parameters.
     for module in (*blocks, model):
         fully_shard(module, mesh=mesh.shards, reshard_after_forward=reshard)
-
-
-def sequence_of(task: Task, own: int) -> Sequence:
-    """Which rank of this rank's ring has which positions, zig-zag."""
-    spans = tuple(Span.of(positions, task.ctx.device) for positions in task.positions)
-    return Sequence(spans[own], spans, causal=True)
 
 
 def plan_of(model: nn.Module) -> dict[str, ParallelStyle]:

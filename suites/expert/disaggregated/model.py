@@ -103,12 +103,11 @@ def problem(
         [drawn(ctx, _BATCHES, number, (shape.tokens, shape.hidden)).to(dtype) for number in line]
         for line in numbers
     ]
-    wanted = [[_wanted(ctx, routing, number, shape) for number in line] for line in numbers]
+    wanted = [
+        [decided(preference(routing, ctx.seed, number, shape)).to(ctx.device) for number in line]
+        for line in numbers
+    ]
     return Problem(shape, blocks, batches, wanted, dtype)
-
-
-def _wanted(ctx: Context, routing: str, number: int, shape: Shape) -> Tensor:
-    return decided(preference(routing, ctx.seed, number, shape)).to(ctx.device)
 
 
 @dataclass(frozen=True)

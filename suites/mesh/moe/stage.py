@@ -9,7 +9,6 @@ dispatches other tokens (Megatron-Core requires sequence parallelism for expert 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -63,16 +62,15 @@ class Stage(Part):
 
     def weights(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their names in the whole model."""
-        return dict(self._named())
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        found = {}
         for name, weight in self.named_parameters():
             parts = name.split(".")
             if "experts" in parts:
                 place = parts.index("experts") + 1
                 local = len(self._block(int(parts[1])).mlp.experts)
                 parts[place] = str(self.expert.rank * local + int(parts[place]))
-            yield ".".join(parts), weight
+            found[".".join(parts)] = weight
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """Run one micro-batch, and keep its output."""
@@ -80,10 +78,11 @@ class Stage(Part):
         self.left.append(x.detach())
         return x
 
-    def _through(self, block: models.Block, number: int, x: Tensor) -> Tensor:
-        """Forward of one block."""
+    def _through(self, block: Any, number: int, x: Tensor) -> Any:  # noqa: ANN401
+        """Forward of one block, with the preferences of this micro-batch for its experts."""
         x = x + self._attend(block.attention, block.attention_norm(x))
-        return x + self._mix(number, block.mlp, block.mlp_norm(x))
+        block.mlp.wanted = self.wanted[number, self.micro_batch]
+        return x + block.mlp(block.mlp_norm(x).flatten(0, 1)).view_as(x)
 
     def _attend(self, layer: models.Attention, x: Tensor) -> Tensor:
         """Attention of this rank's heads and positions over all positions."""
@@ -99,12 +98,6 @@ class Stage(Part):
         found = models.attend(models.rotary(q, own), kept[0], kept[1], models.causal(own, everyone))
         out = functional.linear(layer.merge(found), layer.o.weight)
         return meet.add(out) if meet else out
-
-    def _mix(self, number: int, layer: nn.Module, x: Tensor) -> Tensor:
-        """The mixture of experts, with this micro-batch's preferences."""
-        layer.wanted = self.wanted[number, self.micro_batch]
-        out: Tensor = layer(x.flatten(0, 1))
-        return out.view_as(x)
 
 
 def is_expert(name: str) -> bool:

@@ -76,7 +76,11 @@ class Trainer:
         self.stage.left.clear()
         self.recorder.begin()
         with in_this_thread():
-            losses = self._alone(inputs, targets) if self.schedule is None else self._piped(inputs, targets)
+            if self.schedule is None:
+                losses = self._alone(inputs, targets)
+            else:  # 1F1B divides the gradients by the number of micro-batches
+                own = inputs if self.first else None, targets if self.last else None
+                losses = stepped(self.schedule, self.recorder, *own)
         self.synchronise()
         self.optimizer.step()
         left = {"forward": torch.cat(self.stage.left)}
@@ -90,11 +94,6 @@ class Trainer:
             losses.append(loss_of(self.stage(x), y))
             torch.autograd.backward(losses[-1] / self.task.dims.micro_batches)
         return losses
-
-    def _piped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        """Run 1F1B, which divides the gradients by the number of micro-batches."""
-        own = inputs if self.first else None, targets if self.last else None
-        return stepped(self.schedule, self.recorder, *own)
 
     def _schedule(self, dtype: torch.dtype) -> Schedule1F1B:
         """Make torch's schedule around the stage, with given shapes."""
