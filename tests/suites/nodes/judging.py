@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from fixtures.check.findings import Findings
 from fixtures.check.judges import device_data, devices, repeatability
 from fixtures.check.plan import NODE, Case, Entries, Planned
 from fixtures.check.target import Target
 from fixtures.cluster.measurement import Measurement
-from tests.fixtures.check.answered import answered
+from tests.fixtures.check.answered import answered, file_of
 from tests.fixtures.scenario import HARDWARE
 from thresholds.hardware import Hardware
-from thresholds.loading.load import load
 
 PARTS = ("series", "digests", "losses", "pattern")
 # Far from what any machine does: floors a hundredth of it, and 0.6 of the speed at the end of a run.
@@ -35,10 +31,7 @@ def hardware(rows: dict[str, str], more: str = "") -> Hardware:
         + more
         + "".join(ROW.format(metric=metric, limit=limit) for metric, limit in rows.items())
     )
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "rows.toml"
-        path.write_text(text, encoding="utf-8")
-        return load(path)
+    return file_of(text)
 
 
 def target(
