@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from reports.record import Judgement, Outcome
 from thresholds.bounds import BoundError, asked, bound, ceiling
-from thresholds.hardware import Hardware, Limit
+from thresholds.hardware import Hardware, Limit, LineRate
 from thresholds.lookup import Case, LimitError, find
 from thresholds.metrics import busbw_factor
 from thresholds.selectors import Value
@@ -83,21 +83,20 @@ def shares(hardware: Hardware, pattern: Sequence[Moved], case: Case, ranks: int)
 
 def _share(hardware: Hardware, moved: Moved, case: Case, ranks: int) -> Share:
     sizes = {"latency": min(hardware.sweep.latency), "busbw": max(hardware.sweep.plateau)}
-    here, kept = {**case, **_SWEEP, "collective": moved.collective}, 1.0
-    if sum(moved.spread) not in (0, ranks):
-        here, kept = _all_ranks(hardware, moved, here, sizes)
-    latency = find(hardware, "latency", {**here, "size": sizes["latency"]})
-    rate, row = floor(hardware, {**here, "size": sizes["busbw"]})
-    bytes_s = sent_bytes([moved], ranks) / 1e9 / (kept * rate)
-    return Share(moved, latency.value / 1e6, bytes_s, (latency, row))
+    here: dict[str, Value] = {**case, **_SWEEP, "collective": moved.collective}
+    of_group = sum(moved.spread) not in (0, ranks)
+    known = _all_ranks(hardware, moved, here, sizes) if of_group else here
+    latency = find(hardware, "latency", {**known, "size": sizes["latency"]})
+    rate, row = floor(hardware, {**known, "size": sizes["busbw"]})
+    if of_group:
+        rate *= _kept(hardware.line_rate, moved, known)
+    return Share(moved, latency.value / 1e6, sent_bytes([moved], ranks) / 1e9 / rate, (latency, row))
 
 
-def _all_ranks(
-    hardware: Hardware, moved: Moved, here: dict[str, Value], sizes: Mapping[str, int]
-) -> tuple[dict[str, Value], float]:
-    """Give the case of all ranks whose rows hold for a group, and the share of their bandwidth that it has.
+def _all_ranks(hardware: Hardware, moved: Moved, here: Case, sizes: Mapping[str, int]) -> dict[str, Value]:
+    """Give the case of all ranks whose rows hold for a group.
 
-    The rows are for as many nodes as the group has or, where there are none, for all nodes.
+    They are those for as many nodes as the group has or, where there are none, for all nodes.
     """
     each, nodes = moved.spread[0], len(moved.spread)
     there = here.get("ranks_per_node")
@@ -113,14 +112,18 @@ def _all_ranks(
             )
     as_many = {**here, "nodes": nodes}
     known = (one for one in (as_many, here) if _has(hardware, one, sizes))
-    all_ranks = next(known, as_many)
-    group = {**all_ranks, "nodes": nodes, "ranks_per_node": each}
-    line = hardware.line_rate
+    return dict(next(known, as_many))
+
+
+def _kept(line: LineRate, moved: Moved, all_ranks: Case) -> float:
+    """Give the share that a group has of the bandwidth of all ranks, by the bounds of both."""
+    each, there = moved.spread[0], all_ranks["ranks_per_node"]
+    assert isinstance(there, int)
+    group, own = {**all_ranks, "nodes": len(moved.spread), "ranks_per_node": each}, line
     network = line.links.get("network")
     if line.network_is_per_node and network is not None:
-        line = replace(line, links={**line.links, "network": network * each / there})
-    kept = min(of(group, line) / of(all_ranks, hardware.line_rate) for of in (bound, ceiling))
-    return all_ranks, kept
+        own = replace(line, links={**line.links, "network": network * each / there})
+    return min(of(group, own) / of(all_ranks, line) for of in (bound, ceiling))
 
 
 def fanned(size_bytes: int, senders: int, per_node: Sequence[int]) -> Moved:

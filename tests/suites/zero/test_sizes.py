@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Event:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.at_s = clock, 0.0
 
-    def record(self) -> None:
+    def record(self, _: object) -> None:
         self.at_s = self.clock.now_s
 
     def elapsed_time(self, end: Event) -> float:
@@ -55,5 +56,5 @@ def test_a_spin_is_calibrated_by_a_gpu_that_has_woken(monkeypatch: pytest.Monkey
     clock = Clock()
     monkeypatch.setattr(torch.cuda, "Event", clock.event)
     monkeypatch.setattr(torch.cuda, "_sleep", clock.spin)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
     assert Pace(torch.device("cuda"))._cycles_per_s == pytest.approx(1e9)
