@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import parts
+from tests.house.tree import ROOT
 from tests.parts import STAGES, Ended, Part, alone, report, run
 
 CHECKS = """
@@ -72,10 +75,28 @@ def test_a_part_may_have_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_test_is_in_one_part() -> None:
-    faults, rest, untimed, worlds = itertools.chain(*STAGES)
+    faults, formulas, rest, untimed, worlds = itertools.chain(*STAGES)
     assert untimed.paths == faults.paths
     assert faults.marks == untimed.marks.replace("and untimed", "and not untimed")
-    assert rest.paths == ("tests", *(f"--ignore={path}" for one in (faults, worlds) for path in one.paths))
+    others = [path for one in (faults, worlds, formulas) for path in one.paths]
+    assert all((ROOT / path).exists() for path in others)
+    assert rest.paths == ("tests", *(f"--ignore={path}" for path in others))
+
+
+class Asked(Part):
+    """Says how the cores are shared out to it; a pytest that is idle takes half a minute to start."""
+
+    def command(self) -> list[str]:
+        text = "import os; print(os.sched_getscheduler(0), *open('/proc/self/autogroup').read().split()[2:])"
+        return [sys.executable, "-S", "-c", text]
+
+
+def test_what_is_idle_leaves_the_cores_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LOGS", tmp_path)
+    both = [Asked("usual", ()), Asked("idle", (), idle=True)]
+    said = {one.part.name: one.text.split() for one in run(both)}
+    assert said["idle"] == [str(os.SCHED_IDLE), "19"]
+    assert said["usual"] != said["idle"]
 
 
 def test_what_runs_alone_is_looked_for_in_its_files_only(tmp_path: Path) -> None:
@@ -128,5 +149,5 @@ def test_main_runs_what_measures_this_machine_by_itself(
 
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
-    assert order == [["faults"], ["rest"], ["untimed", "worlds"], ["alone"]]
+    assert order == [["faults", "formulas"], ["rest"], ["untimed", "worlds"], ["alone"]]
     assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"

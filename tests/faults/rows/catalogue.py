@@ -21,7 +21,7 @@ ROWS: tuple[Row, ...] = (
 # share a lab.
 # There are smaller tests: of run-interrupted in tests/fixtures/run/test_plugin.py, and of supervisor-killed
 # and second-run in tests/fixtures/cluster/test_cluster.py.
-USUAL = {"healthy": (), "run-killed": (pytest.mark.untimed,)}
+USUAL = {"healthy-in-a-budget": (), "run-killed": (pytest.mark.untimed,)}
 TOGETHER = (
     # before anything is measured
     (

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fixtures.check.forecast import family_of
+from fixtures.check.workload import FAMILIES
 from fixtures.node.processes import wait_until
 from tests.faults.rows import patches
 from tests.faults.rows.planting import everywhere, later
@@ -77,12 +79,23 @@ def _first_goes_on(scene: Scene, _: Finished) -> Iterator[str]:
         yield f"the first run ended with status {status}"
 
 
+def _every_family(_: Scene, done: Finished) -> Iterator[str]:
+    """What is left of a workload within a budget has checks of every family, and says what it left out."""
+    missing = set(FAMILIES) - {family_of(check["id"]) for check in done.checks()}
+    if missing:
+        yield f"nothing was measured of {', '.join(sorted(missing))}"
+    if not done.verdict["left_out"] or " within 2m, without " not in done.verdict["workload"]:
+        yield f"the verdict does not say what was left out of {done.verdict['workload']}"
+
+
 RUN = (
     Row("healthy", 0, "nothing at all", harmless(), workload="full", limit_s=1800.0, faulty=0),
     Row(
-        *("healthy-collectives", 0, "nothing at all, and less measured", harmless()),
-        workload="nodes,collectives",
+        *("healthy-in-a-budget", 0, "nothing at all, and two minutes to measure", harmless()),
+        arguments=lambda _: (*HARDWARE, "--budget", "2m"),
+        workload="full",
         faulty=0,
+        complaints=_every_family,
     ),
     Row(
         *("limit-missing", 30, "the hardware file lacks a limit", nobody(2, words=("all_reduce",))),
