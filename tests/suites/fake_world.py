@@ -6,6 +6,7 @@ real, values are not. So traffic and memory can be held to closed forms there, a
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ def values_left_out(*modules: str) -> Iterator[None]:
 
 def _child(size: int, rank: int, function: Callable[[int, int], object], pipe: Connection) -> None:
     torch.set_num_threads(1)  # the parent's OpenMP threads did not survive the fork
+    gc.freeze()  # a study collects what is left of each of its runs: no need to look at what the parent made
     dist.init_process_group("fake", rank=rank, world_size=size)
     pipe.send(function(size, rank))
     os._exit(0)

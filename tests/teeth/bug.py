@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import at_size, driver, overlap
+from fixtures.ranks.study import at_size, driver, overlap, pattern
+from fixtures.ranks.study.deliveries import Deliveries
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites import parallel
 
@@ -25,11 +26,16 @@ Maker = Callable[[Callable[..., Any]], Callable[..., Any]]
 HEALTHY = "healthy"
 MOST_UNFORMED = 3
 _UNTIMED = ((timing, "WINDOW_S", 0.0), (overlap, "ROUNDS", 1), (overlap, "STAGE_S", 0.0))
-# What makes a run for one part alone, and what it answers where that is not asked for.
-_SHOWS: tuple[tuple[str, Any, str, Any], ...] = (
-    ("repeat", driver, "repeated", []),
-    ("memory", driver, "highest", []),
-    ("figures", at_size, "taken_down", {}),
+_SENT = {"wrong", "figures", "time"}
+# What is done for some parts alone, and what it answers where none of them is asked for.
+_SHOWS: tuple[tuple[set[str], Any, str, Any], ...] = (
+    ({"parity"}, driver, "compared", []),
+    ({"repeat"}, driver, "repeated", []),
+    ({"repeat"}, driver, "record_deliveries", nullcontext(Deliveries())),
+    ({"memory"}, driver, "highest", []),
+    ({"figures"}, at_size, "taken_down", {}),
+    (_SENT, pattern, "exact", []),
+    (_SENT, pattern, "timed", pattern.Timed([1.0] * pattern.ITERATIONS, [])),
 )
 
 
@@ -240,8 +246,8 @@ def _as_little(bug: Bug) -> Iterator[None]:
     with ExitStack() as less:
         for module, name, value in () if bug.timed else _UNTIMED:
             less.enter_context(mock.patch.object(module, name, value))
-        for part, module, name, nothing in _SHOWS:
-            if not every and part not in bug.red:
+        for parts, module, name, nothing in _SHOWS:
+            if not (every or bug.timed or parts.intersection(bug.red)):
                 less.enter_context(mock.patch.object(module, name, return_value=nothing))
         yield
 

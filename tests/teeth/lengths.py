@@ -43,6 +43,12 @@ def _parameters(case: Case, size: int) -> dict[str, Any]:
 _CASES = [*test_mesh.STEPS, *test_zero.STEPS, *test_tensor.STEPS, *test_context.CONTEXT, *test_expert.PARITY]
 _SMALL = {
     **{case.step: dict(case.parameters) for case in _CASES},
+    # without micro-batches and clipping, and in two blocks
+    **{
+        case.step: dict(test_zero.SMALL)
+        for case in test_zero.STEPS
+        if test_zero.REAL.items() <= case.parameters.items()
+    },
     **{case.step: {**case.parameters, **_QUICK} for case in test_pipeline.SCHEDULES},
 }
 _ODD = {case.step: case for case in [*_CASES, *test_expert.ODD] if case.words[-1] == "odd"}
