@@ -121,20 +121,26 @@ def test_the_slowest_of_all_parts_are_told() -> None:
 
 
 def test_the_whole_is_green_when_all_parts_are_and_the_budget_holds() -> None:
-    status, lines = report([ended("a"), ended("b", cpu_s=2.0)], budget_cpu_s=3.0)
+    status, lines = report([ended("a"), ended("b", cpu_s=2.0)], piece_s=0.5, budget=6.0)
     assert status == 0
-    assert lines[-2:] == ["a: 2 passed in 3.00s (3 s, 1 s of CPU)", "b: 2 passed in 3.00s (3 s, 2 s of CPU)"]
+    assert lines[-3:] == [
+        "a: 2 passed in 3.00s (3 s, 1 s of CPU)",
+        "b: 2 passed in 3.00s (3 s, 2 s of CPU)",
+        "in all: 3 s of CPU, 6 times a fixed piece of work, where 6 are allowed (tests/parts.py)",
+    ]
 
 
 @pytest.mark.parametrize("red", ["a", "b"])
 def test_any_red_part_turns_the_whole_red(red: str) -> None:
-    assert report([ended(name, status=2 * (name == red)) for name in "ab"])[0] == 1
+    assert report([ended(name, status=2 * (name == red)) for name in "ab"], piece_s=1.0)[0] == 1
 
 
 def test_over_the_budget_is_red_and_says_by_how_much() -> None:
-    status, lines = report([ended("a"), ended("b", cpu_s=2.5)], budget_cpu_s=3.0)
+    status, lines = report([ended("a"), ended("b", cpu_s=2.5)], piece_s=0.5, budget=6.0)
     assert status == 1
-    assert lines[-1] == "over the budget: 4 s of CPU where 3 are allowed (tests/parts.py)"
+    assert lines[-1].startswith(
+        "over the budget: 4 s of CPU, 7 times a fixed piece of work, where 6 are allowed"
+    )
 
 
 def test_main_runs_what_measures_this_machine_by_itself(
@@ -150,4 +156,4 @@ def test_main_runs_what_measures_this_machine_by_itself(
     monkeypatch.setattr(parts, "run", running)
     assert parts.main() == 1
     assert order == [["faults", "formulas"], ["rest"], ["untimed", "worlds"], ["alone"]]
-    assert capsys.readouterr().out.splitlines()[-1] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"
+    assert capsys.readouterr().out.splitlines()[-2] == "alone: 2 passed in 3.00s (3 s, 1 s of CPU)"
