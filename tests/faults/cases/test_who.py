@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.cluster.contact import CONNECT_S
 from tests.faults.cases.controller import Answered, Controller, controller, in_phase, starting
-from tests.faults.rows.planting import RANK
+from tests.faults.rows.planting import AGENT, RANK
 from tests.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
@@ -82,6 +82,16 @@ def test_a_stopped_rank_is_named_and_what_the_others_wait_in(lab: Lab, work: Con
     assert "fixtures/ranks/collectives/calls.py" in answer.detail
     assert "gloo:all_reduce [[65536]] issued" in answer.detail
     assert answer.jobs[-1][1] == answer.text
+
+
+def test_a_stopped_torchrun_is_named_whose_store_all_wait_for(lab: Lab, work: Controller) -> None:
+    assert work.run("nodes.present", {}).ok
+    lab.stop("n01", AGENT)
+    answer = work.run("nodes.present", {}, nodes=NODES[:3], deadline_s=DEADLINE_S)
+    assert goes_on(work).nodes == [*NODES]
+    assert (answer.sign, answer.named) == ("hang", [("hang", ["n01"], 0)])
+    assert "rank 0 on n01 (cpu) did not arrive" in answer.text
+    assert "(its torchrun is stopped); the others wait in init_process_group" in answer.text
 
 
 def test_a_rank_that_never_issues_its_part_of_asynchronous_work(work: Controller) -> None:
