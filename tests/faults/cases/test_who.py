@@ -10,6 +10,7 @@ from fixtures.cluster.contact import CONNECT_S
 from tests.faults.cases.controller import Answered, Controller, controller, in_phase, starting
 from tests.faults.rows.planting import AGENT, RANK
 from tests.lab import Lab
+from tests.lab.parts.groups import GROUPS
 
 pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
 
@@ -82,6 +83,24 @@ def test_a_stopped_rank_is_named_and_what_the_others_wait_in(lab: Lab, work: Con
     assert "fixtures/ranks/collectives/calls.py" in answer.detail
     assert "gloo:all_reduce [[65536]] issued" in answer.detail
     assert answer.jobs[-1][1] == answer.text
+
+
+def test_a_rank_in_a_frozen_control_group_is_named(lab: Lab, work: Controller) -> None:
+    """Version 2 leaves its state as it is; the job's end kills it all the same."""
+    begun(lab, work, "all_reduce")
+    [rank] = lab.processes("n03", RANK)
+    place = (GROUPS / "unified" if (GROUPS / "unified").exists() else GROUPS) / f"frozen-{rank.outer_pid}"
+    place.mkdir()
+    try:
+        (place / "cgroup.procs").write_text(str(rank.outer_pid))
+        (place / "cgroup.freeze").write_text("1")
+        answer = work.answer()
+    finally:
+        (place / "cgroup.freeze").write_text("0")
+    assert goes_on(work).nodes == [*NODES]
+    place.rmdir()
+    assert (answer.sign, answer.named) == ("hang", [("hang", ["n03"], 2)])
+    assert "(its control group is frozen); the others wait in all_reduce" in answer.text
 
 
 def test_a_stopped_torchrun_is_named_whose_store_all_wait_for(lab: Lab, work: Controller) -> None:
