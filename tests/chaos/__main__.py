@@ -2,6 +2,7 @@
 
 python -m tests.chaos --minutes 5 --seed 1     scripted nodes under the real controller, a second or two a run
 python -m tests.chaos --runs 20 --real         runs of this machine's own nodes workload, killed at random
+python -m tests.chaos --runs 20 --lab          runs in a lab of four nodes; something happens to one or two
 python -m tests.chaos --runs 1 --seed 4711     one run again
 
 Each run has a seed of its own, which is printed where something is wrong. Everything happens in namespaces
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos import trials
+from tests.chaos.in_lab import in_lab
 from tests.chaos.invariants import left
 
 Trial = Callable[[int, Path], trials.Tried]
@@ -44,10 +46,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--real", action="store_true", help="kill real runs on this machine")
+    parser.add_argument("--lab", action="store_true", help="let something happen to nodes of a lab")
     chosen = parser.parse_args(arguments)
     if INSIDE not in os.environ:
         return isolated(arguments)
-    mebibytes = 1024 if chosen.real else 64
+    mebibytes = 1024 if chosen.real or chosen.lab else 64
     for command in (
         # What scripted runs fill is small, so that it is quickly full.
         *(
@@ -58,7 +61,8 @@ def main(arguments: list[str]) -> int:
     ):
         subprocess.run(command, check=True)
     seeds = range(chosen.seed, chosen.seed + chosen.runs)
-    return tried(trials.real if chosen.real else trials.scripted, seeds, 60 * chosen.minutes)
+    trial = in_lab if chosen.lab else trials.real if chosen.real else trials.scripted
+    return tried(trial, seeds, 60 * chosen.minutes)
 
 
 def tried(trial: Trial, seeds: Sequence[int], limit_s: float) -> int:
@@ -72,8 +76,9 @@ def tried(trial: Trial, seeds: Sequence[int], limit_s: float) -> int:
         run, befell, wrong = trial(seed, place)
         wrong += left({str(place)})
         runs, bad = runs + 1, bad + bool(wrong)
+        if wrong or trial is in_lab:
+            print(f"--seed {seed} --runs 1: {befell}", *wrong, sep="\n    ", flush=True)
         if wrong:
-            print(f"--seed {seed} --runs 1: {befell}", *wrong, sep="\n    ")
             print(*run.output.splitlines()[-12:], sep="\n        ", flush=True)
         shutil.rmtree(place)
     said = f"seeds {seeds[0]} to {seeds[0] + runs - 1}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from reports.begin import JOURNAL
+from tests.chaos import in_lab
 from tests.chaos.draw import draw
 from tests.chaos.invariants import Ended, complaints, of_places
 from tests.fixtures.scenario import Scenario
@@ -29,10 +31,13 @@ def test_whatever_befalls_a_run_nothing_is_said_that_is_not_so() -> None:
     assert done.stdout.startswith("12 runs in ")
 
 
-def test_a_seed_draws_the_same_again_and_others_something_else() -> None:
-    drawn = [draw(seed) for seed in range(50)]
-    assert drawn == [draw(seed) for seed in range(50)]
-    assert len(set(drawn)) > 40
+@pytest.mark.parametrize("drawing", [draw, partial(in_lab.draw, nodes=("n01", "n02", "n03", "n04"))])
+def test_a_seed_draws_the_same_again_and_others_something_else(
+    drawing: Callable[[int], Sequence[object]],
+) -> None:
+    drawn = [[*map(str, drawing(seed))] for seed in range(50)]
+    assert drawn == [[*map(str, drawing(seed))] for seed in range(50)]
+    assert len({*map(tuple, drawn)}) > 40
     assert {len(faults) for faults in drawn} == {1, 2}
 
 
