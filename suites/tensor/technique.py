@@ -44,7 +44,7 @@ from fixtures.ranks.study.driver import (
     answer,
     study,
 )
-from fixtures.ranks.study.models import gradients_of
+from fixtures.ranks.study.models import gradients_of, repeatable
 from fixtures.ranks.study.overlap import seconds_of
 from fixtures.ranks.study.pattern import Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.peak import watch
@@ -184,8 +184,9 @@ class Layer(Technique[Sequence[Tensor]]):
         found = study(self.ctx, self)
         said, left = answer(found), list[Left[Sequence[Tensor]]]()
         self.ctx.progress.phase("timed step")
-        run = self.ready(TRAINED)
-        step_s = seconds_of(self.ctx, lambda: left.append(run()))
+        with repeatable():
+            run = self.ready(TRAINED)
+            step_s = seconds_of(self.ctx, lambda: left.append(run()))
         first, again = found.runs[TRAINED].results, self.comparable(left[0].results)
         said["repeat"] += [parity.equal(f"{what} (timed, bf16)", again[what], first[what]) for what in first]
         moved = sent(self)

@@ -27,6 +27,7 @@ from fixtures.ranks.study.driver import (
     answer,
     study,
 )
+from fixtures.ranks.study.models import repeatable
 from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
 from fixtures.ranks.study.traffic import Expected
 from suites.expert.disaggregated.model import Problem
@@ -38,6 +39,7 @@ from suites.expert.routing import counts, scaled, top_k, transposed
 Draw = Callable[[torch.dtype], Problem]  # the same problem in any dtype
 
 
+@repeatable()
 def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float) -> dict[str, Any]:
     """Study a pass, and time it with stages of at least `stage_s`."""
     made = draw(EXACT)

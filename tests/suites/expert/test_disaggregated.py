@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import overlap
 from fixtures.ranks.study.calibrated import Work, calibrated_work
 from fixtures.ranks.study.driver import EXACT
+from fixtures.ranks.study.overlap import timed_rounds
 from suites.expert.disaggregated.model import problem
 from suites.expert.disaggregated.passes import (
     Log,
@@ -25,7 +28,7 @@ from suites.expert.disaggregated.trial import batch_rows, expected_traffic
 from suites.expert.issued import attention_ranks
 from suites.expert.routing import Shape
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
-from tests.suites.parallel import assert_green
+from tests.suites.parallel import assert_green, load
 from tests.teeth.expert import APART, PATTERN
 
 SHARES = {4: ((1, 3), (3, 1)), 6: ((1, 2),)}
@@ -46,6 +49,24 @@ def test_any_share_of_attention_and_experts_holds(size: int) -> None:
     assert 0 < tolerances["fp32:forwards"] < 1e-5 < tolerances["bf16:forwards"] < 0.1
     assert {line["dtype"] for line in found[0][0]["traffic"]} == {"fp64", "fp32", "bf16"}
     assert {"m2n_us_4096", "all_to_all_us_4096", "pattern"} <= found[1][0]["figures"].keys()
+
+
+def paced_in_a_fixed_order(ctx: Context) -> bool:
+    fixed = list[bool]()
+
+    def noting(*rounds: Any) -> object:
+        fixed.append(torch.are_deterministic_algorithms_enabled())
+        return timed_rounds(*rounds)
+
+    setattr(torch.cuda, "is_available", lambda: True)  # noqa: B010 - in its own process
+    setattr(overlap, "timed_rounds", noting)  # noqa: B010
+    REGISTRY["expert.m2n"](ctx, **{**APART, "routing": "skewed", "share": (1, 1)})
+    return fixed == [True]
+
+
+def test_passes_with_a_known_length_add_in_the_same_order_as_the_one_that_they_must_equal() -> None:
+    load(["expert.m2n"])
+    assert all(run_world(2, paced_in_a_fixed_order))
 
 
 def test_a_side_is_never_without_ranks() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study.overlap import seconds_of
+from suites.tensor import technique
 from suites.tensor.blocks import KvHeads, kv_heads, sharing
 from suites.tensor.issued import multiple
 from suites.tensor.models import vocabulary
 from suites.tensor.regions import Group
 from suites.tensor.test_tensor import STEPS
-from tests.fixtures.ranks.gloo_world import context
-from tests.suites.parallel import assert_green
+from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.parallel import assert_green, load
 
 PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
 OUTPUTS = ("forward", "loss")
@@ -34,6 +39,25 @@ def test_every_part_of_every_step_holds() -> None:
             exact = {what for what in compared if "unfused" not in what and "bf16:" not in what}
             assert repeated >= {f"{what} (timed, bf16)" for what in exact}, step
             assert rank["figures"]["pattern"] > 0, step
+
+
+def timed_in_a_fixed_order(ctx: Context) -> bool:
+    fixed = list[bool]()
+
+    def noting(ctx: Context, run: Callable[[], object]) -> float:
+        fixed.append(torch.are_deterministic_algorithms_enabled())
+        return seconds_of(ctx, run)
+
+    setattr(torch.cuda, "is_available", lambda: True)  # noqa: B010 - in its own process
+    setattr(technique, "seconds_of", noting)  # noqa: B010
+    case = next(case for case in STEPS if case.step == "tensor.mlp")
+    REGISTRY[case.step](ctx, **case.parameters)
+    return fixed == [True]
+
+
+def test_the_run_that_is_timed_adds_in_the_same_order_as_those_that_it_must_equal() -> None:
+    load(["tensor.mlp"])
+    assert all(run_world(2, timed_in_a_fixed_order))
 
 
 def test_a_world_whose_size_is_odd_holds_too() -> None:
