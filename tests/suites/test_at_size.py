@@ -26,7 +26,8 @@ from suites.tensor import test_tensor
 from suites.zero import test_zero
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.parallel import assert_green, load
-from thresholds.hardware import MODELS
+from thresholds.hardware import MODELS, Model
+from thresholds.loading import load as file
 
 MODULES = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
 CASES = [case for module in MODULES for case in module.AT_SIZE]
@@ -34,9 +35,9 @@ PARTS = ("parity", "repeat", "traffic", "memory", "figures")
 CPU = torch.device("cpu")
 
 
-def asked(case: Case, backend: str, ranks: int) -> dict[str, object]:
+def asked(case: Case, backend: str, ranks: int, model: Model | None = None) -> dict[str, object]:
     assert case.scaled is not None
-    return {**case.parameters, **case.scaled(MODELS[backend], ranks), "at_size": True}
+    return {**case.parameters, **case.scaled(model or MODELS[backend], ranks), "at_size": True}
 
 
 # Two ranks have each of them in `make accept`; of four it is those that have two axes then.
@@ -47,7 +48,7 @@ def test_every_technique_is_right_at_size(ranks: int) -> None:
     assert all(rank["figures"]["step_seconds"] > 0 for told in found for rank in told)
 
 
-def refused(ctx: Context, ranks: int) -> list[float]:
+def refused(ctx: Context, ranks: int, model: Model | None) -> list[float]:
     """GB that each step asks for on a GPU, in a world that is said to be of so many ranks."""
     setattr(fitting, "free_bytes", lambda _: 0.0)  # noqa: B010 - in its own process
     setattr(timing, "agree", lambda _, value: value)  # noqa: B010
@@ -56,16 +57,29 @@ def refused(ctx: Context, ranks: int) -> list[float]:
     found = []
     for case in CASES:
         with pytest.raises(DoesNotFit) as error:
-            REGISTRY[case.step](world, **asked(case, "nccl", ranks))
+            REGISTRY[case.step](world, **asked(case, "nccl", ranks, model))
         found.append(float(str(error.value).split()[3]))
     return found
 
 
-@pytest.mark.parametrize("ranks", [8, 64])
-def test_every_step_says_what_it_needs_before_it_allocates_and_80_gb_hold_it(ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("board", "ranks", "most_gb"),
+    [
+        ("", 8, 60.0),  # of 80
+        ("", 64, 60.0),
+        # The smallest memory of these boards, USABLE of it, less 2 GB for contexts and communicators.
+        ("board-v100-sxm2", 16, 12.7),
+        ("board-a100-sxm4", 16, 34.4),
+        ("board-l40s", 16, 39.5),
+    ],
+)
+def test_every_step_says_what_it_needs_before_it_allocates_and_the_smallest_gpu_holds_it(
+    board: str, ranks: int, most_gb: float
+) -> None:
     load([case.step for case in CASES])
-    (found,) = run_world(1, partial(refused, ranks=ranks))
-    assert {case.words: gb for case, gb in zip(CASES, found, strict=True) if not 0.01 < gb < 60} == {}
+    model = file.load(file.resolve(board)).model if board else None
+    (found,) = run_world(1, partial(refused, ranks=ranks, model=model))
+    assert {case.words: gb for case, gb in zip(CASES, found, strict=True) if not 0.01 < gb < most_gb} == {}
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])
