@@ -77,6 +77,7 @@ class ContextParallel(Technique[Tally]):
     """
 
     name: ClassVar[str]  # of its step, in the table of closed forms
+    fuses: ClassVar[bool] = False  # at every size, and not only at that of training
     studied: Sequence[torch.dtype] = (EXACT, TRAINED)
     local = (ALONE,)
     once: Collection[str] = (*NAMES, ALONE)
@@ -85,7 +86,7 @@ class ContextParallel(Technique[Tally]):
         if ctx.size < 2:
             raise ValueError("context parallelism needs at least 2 ranks; this world has 1")
         self.ctx, self.shape, self.dtypes = ctx, shape, (dtype,)
-        self.group, self.fused = Group(ctx.rank, ctx.size), ctx.at_size
+        self.group, self.fused = Group(ctx.rank, ctx.size), self.fuses or ctx.at_size
         if self.fused:
             refuse_without_kernel(ctx.device)
         self.places = self.cut(shape.length, ctx.size)

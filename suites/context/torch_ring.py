@@ -36,12 +36,12 @@ class TorchRing(ContextParallel):
     """
 
     name = "torch_ring"
+    fuses = True
     studied = (TRAINED,)
     once = ()
 
     def __init__(self, ctx: Context, shape: Shape, dtype: torch.dtype = TRAINED, *, module: str) -> None:
         super().__init__(ctx, shape, dtype)
-        self.fused = True
         self._torch = engine(ctx, module, _NEEDED)
         engine(ctx, _BESIDE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from suites.context import torch_ring
 from suites.context.test_context import CONTEXT
-from tests.fixtures.ranks.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.parallel import load, told
 
 STEP = "context.torch_ring"
@@ -35,6 +36,15 @@ def test_a_device_without_it_is_not_applicable_in_torchs_own_words() -> None:
     name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     words = f"the backend says: Operator {name} does not have a sharding strategy registered."
     assert run_world(2, refused) == [words, words]
+
+
+def test_a_gpu_without_its_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself raises a RuntimeError there ("FlashAttention only supports Ampere GPUs or newer")."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
+    world = replace(context(0, 2), device=torch.device("cuda"))
+    with pytest.raises(Unsupported, match="this is Tesla V100"):
+        REGISTRY[STEP](world, **CASES[0])
 
 
 def test_a_torch_without_it_is_not_applicable() -> None:
