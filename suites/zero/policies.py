@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,17 +10,16 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from fixtures.ranks import timing
 from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.study import parity
+from fixtures.ranks.study.at_size import at_size
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, answer, run_once, same, study
-from fixtures.ranks.study.overlap import Action, in_turn
-from fixtures.ranks.study.pattern import Pattern, sent
+from fixtures.ranks.study.pattern import sent
 from fixtures.ranks.study.traffic import count_traffic
 from suites.zero.answers import moves_of
 from suites.zero.held import CAST, RESHARDED
 from suites.zero.mixed import Casting, ReducedOnce
-from suites.zero.training import Task, Trained, loss_of
+from suites.zero.training import Task, Trained
 from suites.zero.wrapped import FullySharded, whole
 
 
@@ -36,20 +34,21 @@ class Prefetching(FullySharded):
             after.set_modules_to_backward_prefetch([block])
 
 
-def prefetched(task: Task, mesh: DeviceMesh, speed: Mapping[str, int]) -> dict[str, Any]:
+def prefetched(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run with prefetch, and compare it also with the same without: only the time may differ."""
     ahead, plain = (
         Trained(task, make, RESHARDED)
         for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
     )
+    if task.ctx.at_size:
+        return at_size(task.ctx, ahead)
     done = study(task.ctx, ahead)
     told, moved = answer(done), sent(task.ctx, moves_of(task, gathers=2))
     for dtype, run in done.runs.items():
         without = run_once(plain, dtype)
         told["parity"] += same(without, run, f" (with prefetch against without, {NAMES[dtype]})")
     told["parity"].append(ahead_of_time(task, mesh))
-    hidden = hiding(task, mesh, **speed) if task.ctx.device.type == "cuda" else {}
-    return {**told, **moved, "figures": {**moved["figures"], **hidden}}
+    return {**told, **moved}
 
 
 def ahead_of_time(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
@@ -66,31 +65,6 @@ def ahead_of_time(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     wanted = [min(number + 2, task.layers) for number in range(task.layers)]
     late = sum(found < right for found, right in zip(issued, wanted, strict=True))
     return {"what": "blocks gathered late in forward", "error": float(late), "tolerance": 0.0}
-
-
-def hiding(
-    task: Task, mesh: DeviceMesh, *, width: int, layers: int, rows: int, repeats: int
-) -> dict[str, float]:
-    """Time a block's computing alone, its exchange alone, and both: how much of the shorter hides."""
-    large = Task(task.ctx, width, layers, rows, 1)
-    x = torch.randn(rows, large.columns, device=task.ctx.device).to(TRAINED)
-    alone, wrapped = large.model(TRAINED), Prefetching(large, mesh, TRAINED)
-    exchange = Pattern.of(task.ctx, moves_of(large, 2, TRAINED.itemsize, TRAINED.itemsize), "bf16")
-    exchange.prepare(0)
-    runs: tuple[Action, Action, Action] = (
-        lambda: _train(alone, x),
-        lambda: exchange.run(0),
-        lambda: _train(wrapped.model, x),
-    )
-    for run in runs:
-        run()  # once, for kernels and buffers
-    timing.complete(task.ctx)
-    return in_turn(task.ctx, runs, repeats)
-
-
-def _train(model: torch.nn.Module, x: torch.Tensor) -> None:
-    model.zero_grad()
-    torch.autograd.backward(loss_of(model(x), x))
 
 
 class Cast(FullySharded, ReducedOnce):

@@ -112,13 +112,14 @@ def fsdp(ctx: Context, **training: Any) -> dict[str, Any]:  # noqa: ANN401 - wha
 
 
 @step
-def fsdp_prefetch(ctx: Context, *, speed: dict[str, int], **sizes: int) -> dict[str, Any]:
+def fsdp_prefetch(ctx: Context, **sizes: int) -> dict[str, Any]:
     """fully_shard that gathers the next block while this one computes, forward and backward: the calls, the
     bytes and the bits are those of fully_shard without it (2 Psi gathered, Psi reduced; arXiv:2304.11277,
-    section 3.3). How much of the exchange hides is measured on GPUs: gloo on CPUs has no streams.
+    section 3.3). How much of the exchange hides is measured on GPUs, at the size of training: gloo on CPUs
+    has no streams, and small blocks compute for less time than their host takes.
     """
     task = Task(ctx, **sizes)
-    return on_mesh(ctx, (ctx.size,), lambda mesh: prefetched(task, mesh, speed))
+    return on_mesh(ctx, (ctx.size,), lambda mesh: prefetched(task, mesh))
 
 
 @step

@@ -26,7 +26,7 @@ from tests.suites.test_at_size import asked
 RANKS, RANK = 8, 0  # to whose experts somebody sends: torch's fake group refuses to send an empty tensor
 # Steps whose collectives are torch's own, which leaves them out of a world of one: `counting` counts them.
 BY_TORCH = (
-    *("zero.fsdp", "zero.fsdp_mixed", "zero.hsdp"),
+    *("zero.fsdp", "zero.fsdp_mixed", "zero.fsdp_prefetch", "zero.hsdp"),
     *("tensor.dtensor", "tensor.dtensor_sequence", "tensor.loss_parallel"),
 )
 # Two ranks are needed to shard among some and copy among others, to gather ahead, and to replicate heads; the

@@ -1,4 +1,4 @@
-"""fully_shard's policies: what is timed on GPUs alone runs here too, small; and what bf16 is held against."""
+"""fully_shard's policies: which blocks are asked for ahead of time, and what bf16 is held against."""
 
 from __future__ import annotations
 
@@ -10,23 +10,10 @@ from torch.distributed.fsdp import FSDPModule
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, Seen, run_once
-from suites.zero.policies import Prefetching, casts, hiding
+from suites.zero.policies import Prefetching, casts
 from suites.zero.training import Task, follow
 from suites.zero.wrapped import Replicated, on_mesh
 from tests.fixtures.ranks.gloo_world import run_world
-
-
-def timed(ctx: Context) -> dict[str, Any]:
-    task = Task(ctx, width=4, layers=2, rows=2, steps=1)
-    work = lambda mesh: hiding(task, mesh, width=8, layers=3, rows=4, repeats=3)  # noqa: E731
-    return on_mesh(ctx, (ctx.size,), work)
-
-
-def test_the_figures_of_prefetch_are_times_of_all_three() -> None:
-    for figures in run_world(2, timed):
-        spent_s = [figures[f"{name}_seconds"] for name in ("compute", "exchange", "both")]
-        assert min(spent_s) > 0
-        assert figures["overlap"] == (spent_s[0] + spent_s[1] - spent_s[2]) / min(spent_s[:2])
 
 
 def asked_for(ctx: Context) -> dict[str, Any]:
