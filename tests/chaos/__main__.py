@@ -47,6 +47,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--real", action="store_true", help="kill real runs on this machine")
     parser.add_argument("--lab", action="store_true", help="let something happen to nodes of a lab")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="what wrong runs left, a folder for each seed"
+    )
     chosen = parser.parse_args(arguments)
     if INSIDE not in os.environ:
         return isolated(arguments)
@@ -62,10 +65,10 @@ def main(arguments: list[str]) -> int:
         subprocess.run(command, check=True)
     seeds = range(chosen.seed, chosen.seed + chosen.runs)
     trial = in_lab if chosen.lab else trials.real if chosen.real else trials.scripted
-    return tried(trial, seeds, 60 * chosen.minutes)
+    return tried(trial, seeds, 60 * chosen.minutes, chosen.keep)
 
 
-def tried(trial: Trial, seeds: Sequence[int], limit_s: float) -> int:
+def tried(trial: Trial, seeds: Sequence[int], limit_s: float, kept: Path | None) -> int:
     """Run with one seed after the other until the time is up; whether anything was wrong."""
     began, runs, bad = time.monotonic(), 0, 0
     for seed in seeds:
@@ -80,6 +83,8 @@ def tried(trial: Trial, seeds: Sequence[int], limit_s: float) -> int:
             print(f"--seed {seed} --runs 1: {befell}", *wrong, sep="\n    ", flush=True)
         if wrong:
             print(*run.output.splitlines()[-12:], sep="\n        ", flush=True)
+        if wrong and kept is not None:
+            shutil.copytree(place, kept / str(seed), dirs_exist_ok=True)
         shutil.rmtree(place)
     said = f"seeds {seeds[0]} to {seeds[0] + runs - 1}"
     print(f"{runs} runs in {time.monotonic() - began:.0f} s ({said}), {bad} of them wrong")
