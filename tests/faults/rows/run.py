@@ -84,7 +84,7 @@ def _every_family(_: Scene, done: Finished) -> Iterator[str]:
     missing = set(FAMILIES) - {family_of(check["id"]) for check in done.checks()}
     if missing:
         yield f"nothing was measured of {', '.join(sorted(missing))}"
-    if not done.verdict["left_out"] or " within 2m, without " not in done.verdict["workload"]:
+    if not done.verdict["made_of"]["left_out"] or " within 2m, without " not in done.verdict["workload"]:
         yield f"the verdict does not say what was left out of {done.verdict['workload']}"
 
 
