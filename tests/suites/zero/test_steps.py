@@ -22,7 +22,7 @@ PARTS = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
 
 
 def test_every_part_of_every_step_holds() -> None:
-    """With two blocks; the lab's healthy run has as many as are planned."""
+    """With two blocks; `make accept`, which a test runs, has as many as are planned."""
     cases = [(case.step, {**case.parameters, "layers": SMALL["layers"]}) for case in STEPS]
     found = assert_green(4, cases, parts=PARTS)
     for (step, _), ranks in zip(cases, found, strict=True):
