@@ -76,9 +76,9 @@ LARGE = {
     "zero1": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
     "zero2": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
     "zero3": held(parity=4, repeat=2, traffic=2, memory=6, per=("layers", Entries(parity=1, repeat=2))),
-    "fsdp": held(parity=4, repeat=2, traffic=2, memory=4, per=("layers", Entries(parity=3, repeat=6))),
-    "fsdp_prefetch": held(
-        parity=4, repeat=2, traffic=2, memory=4, per=("layers", Entries(parity=3, repeat=6))
+    **dict.fromkeys(
+        ("fsdp", "fsdp_prefetch"),
+        held(parity=4, repeat=2, traffic=2, memory=4, per=("layers", Entries(parity=3, repeat=6))),
     ),
     "hsdp": held(parity=4, repeat=2, traffic=3, memory=4, per=("layers", Entries(parity=3, repeat=6))),
 }
