@@ -45,15 +45,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long, unless --runs are done before")
     parser.add_argument("--runs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--real", action="store_true", help="kill real runs on this machine")
-    parser.add_argument("--lab", action="store_true", help="let something happen to nodes of a lab")
+    parser.set_defaults(trial=trials.scripted)
+    others = parser.add_mutually_exclusive_group()
+    for option, trial, words in (
+        ("--real", trials.real, "kill real runs on this machine"),
+        ("--lab", in_lab, "let something happen to nodes of a lab"),
+    ):
+        others.add_argument(option, dest="trial", action="store_const", const=trial, help=words)
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="what wrong runs left, a folder for each seed"
     )
     chosen = parser.parse_args(arguments)
     if INSIDE not in os.environ:
         return isolated(arguments)
-    mebibytes = 1024 if chosen.real or chosen.lab else 64
+    mebibytes = 64 if chosen.trial is trials.scripted else 1024
     for command in (
         # What scripted runs fill is small, so that it is quickly full.
         *(
@@ -64,8 +69,7 @@ def main(arguments: list[str]) -> int:
     ):
         subprocess.run(command, check=True)
     seeds = range(chosen.seed, chosen.seed + chosen.runs)
-    trial = in_lab if chosen.lab else trials.real if chosen.real else trials.scripted
-    return tried(trial, seeds, 60 * chosen.minutes, chosen.keep)
+    return tried(chosen.trial, seeds, 60 * chosen.minutes, chosen.keep)
 
 
 def tried(trial: Trial, seeds: Sequence[int], limit_s: float, kept: Path | None) -> int:

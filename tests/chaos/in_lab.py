@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from pathlib import Path
 from fixtures.node.processes import wait_until
 from fixtures.run.provenance import ROOT
 from tests.chaos.invariants import complaints, of_places
-from tests.chaos.trials import NOT_ENDED, Tried, ended
-from tests.faults.rows.planting import AGENT, RANK
+from tests.chaos.trials import Tried, ended
+from tests.faults.rows.planting import AGENT, RANK, SUPERVISOR
 from tests.faults.rows.row import HARDWARE, RATE
 from tests.faults.runs import Running, clean
 from tests.lab import Lab, LabError
@@ -22,13 +21,7 @@ from tests.lab import Lab, LabError
 NODES = 4
 HEALTHY_S = 75.0  # what a run takes in which nothing happens: the moments are drawn from so long
 LIMIT_S = 600.0
-SUPERVISOR = "import json, os, shutil"
 Happens = Callable[[Lab, str], object]
-
-
-def _restart(lab: Lab, node: str) -> None:
-    lab.power_off(node)
-    lab.power_on(node)
 
 
 def _to(verb: str, match: str) -> Happens:
@@ -43,7 +36,7 @@ HAPPENINGS: dict[str, Happens] = {
         for name, match in (("torchrun", AGENT), ("a rank", RANK), ("the supervisor", SUPERVISOR))
     },
     "power off": Lab.power_off,
-    "restart": _restart,
+    "restart": Lab.restart,
     "vanish": Lab.vanish,
     "freeze": Lab.freeze,
     "slow link": lambda lab, node: lab.shape(node, "100mbit"),
@@ -79,15 +72,11 @@ def in_lab(seed: int, place: Path) -> Tried:
         running = Running(lab, place / "report", "--workload", "collectives", *HARDWARE)
         for one in happenings:
             wait_until(partial(_befalls, one, lab, running, began), LIMIT_S, poll_s=0.05)
-        try:
-            finished = running.finish(LIMIT_S)
-            status, output = finished.status, finished.output
-        except subprocess.TimeoutExpired:
-            running.process.kill()
-            status, output = NOT_ENDED, running.finish(LIMIT_S).output
+        finished = running.end(LIMIT_S)
         seconds = time.monotonic() - began
         wrong = [] if clean(lab, *innocent) else [f"it left something on one of {innocent}"]
-    found = ended(place / "report", status, output, ROOT)
+    wrong += [f"it took more than {LIMIT_S:.0f} s"] if seconds > LIMIT_S else []
+    found = ended(finished.report, finished.status, finished.output, ROOT)
     wrong += [*complaints(found, lab.nodes), *of_places(found, lab.nodes, {*lab.nodes} - {*innocent}, set())]
     return found, f"{'; '.join(map(str, happenings))}; it took {seconds:.0f} s", wrong
 

@@ -92,6 +92,14 @@ class Running:
         output, _ = self.process.communicate(timeout=timeout_s)
         return Finished(self.process.returncode, output, self.report)
 
+    def end(self, most_s: float) -> Finished:
+        """Wait for its end; kill it when it takes too long."""
+        try:
+            return self.finish(most_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.finish(most_s)
+
     def wait_for_ranks(self) -> None:
         """Wait until every node has ranks that take cases."""
         self.wait_for(lambda journal: any(map(_starts_cases, journal.splitlines(keepends=True))))

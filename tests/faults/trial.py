@@ -130,7 +130,7 @@ def _made(rows: Sequence[Row], scenes: Sequence[Scene]) -> tuple[Finished, list[
     for during, own in later:
         during(own, running)
     limit_s = max(row.limit_s for row in rows)
-    done = _finish(running, PATIENCE * limit_s)
+    done = running.end(PATIENCE * limit_s)
     seconds = time.monotonic() - started
     (scene.place / "output.txt").write_text(done.output)
     wrong = [line for row, own in both for line in row.complaints(own, done)]
@@ -150,15 +150,6 @@ def _inventory(both: Sequence[tuple[Row, Scene]], done: Finished) -> Iterator[st
     for (node, subject), check in found.items():
         if (check["outcome"] == "fail") != (subject in wanted.get(node, ())):
             yield f"{subject} of {node} is {check['outcome']}: {check['reason']}"
-
-
-def _finish(running: Running, most_s: float) -> Finished:
-    """Wait for the end of a run; kill it when it takes too long."""
-    try:
-        return running.finish(most_s)
-    except subprocess.TimeoutExpired:
-        running.process.kill()
-        return running.finish(most_s)
 
 
 def _left(lab: Lab, planted: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.cluster.contact import CONNECT_S
 from tests.faults.cases.controller import Answered, Controller, controller, in_phase, starting
-from tests.faults.rows.planting import AGENT, RANK
+from tests.faults.rows.planting import AGENT, RANK, SUPERVISOR
 from tests.lab import Lab
 from tests.lab.parts.groups import GROUPS
 
@@ -127,11 +127,11 @@ def test_a_rank_that_never_issues_its_part_of_asynchronous_work(work: Controller
 
 def test_the_first_to_die_is_named_though_its_news_come_last(lab: Lab, work: Controller) -> None:
     begun(lab, work, "all_reduce")
-    lab.stop("n03", "import json, os, shutil")  # its supervisor, which reports
+    lab.stop("n03", SUPERVISOR)  # which reports
     lab.kill("n03", RANK)
     in_phase(lab, "n02", "\\x00" * 32)  # the others have noticed
     lab.kill("n02", RANK)
-    lab.cont("n03", "import json, os, shutil")
+    lab.cont("n03", SUPERVISOR)
     answer = work.answer()
     goes_on(work)
     assert (answer.sign, answer.named) == ("crash", [("crash", ["n03"], 2)])

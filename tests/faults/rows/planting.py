@@ -13,6 +13,7 @@ from tests.lab.parts.files import HOSTS
 
 RANK = "shakedown-rank "
 AGENT = "pt_elastic "  # torchrun's name for its own process
+SUPERVISOR = "import json, os, shutil"  # in the program that a node is sent
 CHECKS = 5  # of collectives that have ended before a fault begins
 _MEASURED = re.compile('"type":"check","id":"suites/(?:collectives|soak)/')
 OURS = {"process", "file", "lock", "port"}  # what a run has on a node while its ranks are at work

@@ -40,11 +40,6 @@ source = "healthy nodes of a lab on two cores were at most 0.2 behind the median
 """
 
 
-def _reboot(scene: Scene) -> None:
-    scene.lab.power_off(scene.node)
-    scene.lab.power_on(scene.node)
-
-
 def _starved(scene: Scene) -> None:
     """Take away the memory that a rank is about to use, until the kernel has killed it."""
     lab, node = scene.lab, scene.node
@@ -88,7 +83,9 @@ NODES = (
         *("vanishes", 18, "node vanishes, nobody is told", unproven("lost", words=("lost: ",))),
         during=later(on("vanish")),
     ),
-    Row("reboots", 25, "node restarts while ranks are at work", unproven("lost"), during=later(_reboot)),
+    Row(
+        "reboots", 25, "node restarts while ranks are at work", unproven("lost"), during=later(on("restart"))
+    ),
     Row(
         *("freezes", 17, "node stands still while ranks are at work", unproven("lost")),
         during=later(on("freeze")),

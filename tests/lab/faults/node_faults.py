@@ -82,6 +82,11 @@ class NodeFaults(Handle):
         """Boot a node that is off: same name, address and keys, a new boot id, and the lab's link rate."""
         self._request("on", node)
 
+    def restart(self, node: str) -> None:
+        """Switch a node off and on again."""
+        self.power_off(node)
+        self.power_on(node)
+
     def kill(self, node: str, match: str) -> list[int]:
         """SIGKILL the processes whose command contains `match`; returns their pids in the node."""
         return self._signal(node, match, signal.SIGKILL)

@@ -73,6 +73,9 @@ def test_power_off_is_noticed_by_peers_and_power_on_boots_anew(lab: Lab) -> None
     assert "rate 200Mbit" in lab.on("n02", ["tc", "qdisc", "show", "dev", "eth0"]).stdout
     with pytest.raises(LabError, match="n02 is on"):
         lab.power_on("n02")
+    again = lab.on("n02", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout
+    lab.restart("n02")
+    assert lab.on("n02", ["cat", "/proc/sys/kernel/random/boot_id"]).stdout not in (boot, again)
 
 
 def test_a_node_that_vanishes_says_nothing(lab: Lab) -> None:
