@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,7 +159,6 @@ def survivors(bugs: Sequence[Bug]) -> list[str]:
 def trials(bugs: Sequence[Bug]) -> list[Trial]:
     """Run each step healthy and then with each of its bugs, those of a step and a size in one world."""
     parallel.load([bug.step for bug in bugs])
-    importlib.import_module("torch._dynamo")  # here once: some of torch's calls import it in every rank
     found: list[Trial] = []
     for size, step in sorted({(bug.size, bug.step) for bug in bugs}):
         here = [bug for bug in bugs if (bug.size, bug.step) == (size, step)]
