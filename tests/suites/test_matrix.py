@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.check import cost
 from fixtures.check.plan import Topology, plan
 from fixtures.check.target import Target, turn_of
 from fixtures.ranks.collectives.calls import CALLS
@@ -106,15 +107,19 @@ WITHOUT_PATTERN = {
 }
 
 
-def test_every_parallel_step_has_a_pattern_that_is_judged_or_a_reason() -> None:
-    def steps(module: object, name: str = "") -> set[str]:
-        tests = [test for word, test in vars(module).items() if word.startswith(name or "test_")]
-        marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
-        return {case.step for mark in marks for case in mark.args[0]}
+def steps(name: str = "test_") -> set[str]:
+    """The steps that are planned by the parallel families' tests whose names begin so."""
+    tests = [test for module in PARALLEL for word, test in vars(module).items() if word.startswith(name)]
+    marks = [mark for test in tests for mark in getattr(test, "pytestmark", ())]
+    return {case.step for mark in marks for case in mark.args[0]}
 
-    judged = {step for module in PARALLEL for step in steps(module, "test_pattern_holds_its_limit")}
-    every = {step for module in PARALLEL for step in steps(module)}
-    assert every - judged == set(WITHOUT_PATTERN)
+
+def test_every_parallel_step_has_a_pattern_that_is_judged_or_a_reason() -> None:
+    assert steps() - steps("test_pattern_holds_its_limit") == set(WITHOUT_PATTERN)
+
+
+def test_what_steps_take_is_said_of_steps_that_are_planned() -> None:
+    assert cost.STEP_TIMES.keys() <= steps()
 
 
 def test_each_environment_and_each_world_in_it_comes_once_in_a_family() -> None:
