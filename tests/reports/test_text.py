@@ -95,9 +95,9 @@ def test_a_variable_named_like_a_secret_loses_its_value_and_a_number_keeps_it() 
 
 @each("hostile", ["A_" * 50_000, "KEY" * 30_000, "a-" * 50_000, '"' * 50_000, "\x1b[" * 50_000])
 def test_hostile_text_is_not_slow(hostile: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     scrub(hostile)
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 def test_what_json_lacks_becomes_text() -> None:
