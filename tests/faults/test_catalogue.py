@@ -19,7 +19,7 @@ from tests.faults.results import Result, Results, table
 from tests.faults.rows import catalogue
 from tests.faults.rows.catalogue import CANNOT, CATALOGUE, ROWS, TOGETHER, USUAL
 from tests.faults.rows.row import Row
-from tests.faults.trial import Campaign, draw, together, undisturbed
+from tests.faults.trial import Campaign, draw, together
 
 NODES = ("n01", "n02", "n03", "n04")
 
@@ -85,14 +85,6 @@ def test_a_seed_draws_the_same_nodes_again_and_repeats_differ() -> None:
 def result(row: str, repeat: int, *wrong: str, busy: bool = True, misnamed: tuple[str, ...] = ()) -> Result:
     report = "kept/here" if wrong else ""
     return Result(row, repeat, 7, busy, ("n02",), 12.0 + repeat, not wrong, misnamed, wrong, report)
-
-
-@pytest.mark.parametrize(("wrong", "stolen", "made"), [(1, 20, 2), (1, 5, 1), (0, 20, 1)])
-def test_a_wrong_trial_is_made_again_only_where_the_host_took_the_cores(
-    wrong: int, stolen: int, made: int
-) -> None:
-    ticks = iter([(100, 5000), (100 + stolen, 6000)])
-    assert undisturbed(lambda number: number, lambda _: bool(wrong), lambda: next(ticks)) == made
 
 
 def test_a_line_that_was_cut_off_is_a_trial_without_result(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from fixtures.node.processes import wait_until
 from tests.faults.judging import Judged, judge, judge_each, read
@@ -20,12 +19,10 @@ from tests.faults.rows.row import RATE, Row, Scene
 from tests.faults.runs import Finished, Running, left_on
 from tests.lab import Lab, LabError
 
-T = TypeVar("T")
 CLEAN_S = 10.0
 # A trial that could not be made, or a report that cannot be read, is wrong.
 BROKEN = (LabError, AssertionError, OSError, ValueError, LookupError, subprocess.SubprocessError)
 PATIENCE = 2.0  # times its limit: what a run may take before it is ended
-MOST_STOLEN = 0.01  # of all cores, by whoever hosts this machine: beyond it a wrong trial is no evidence
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 
 
@@ -70,31 +67,10 @@ class Campaign:
         trial = Trial(row, repeat, self.seed, self.busy)
         result = self.results.of(trial.key)
         if result is None:
-            result = undisturbed(
-                lambda number: run(trial, place / str(number)), lambda made: bool(made.wrong)
-            )
+            result = run(trial, place)
             self.results.add(result)
         self.asked.append(result)
         return result
-
-
-def core_ticks() -> tuple[int, int]:
-    """What the host has taken of this machine's cores since it started, and what there was: proc(5)."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return ticks[7], sum(ticks)
-
-
-def undisturbed(
-    make: Callable[[int], T], wrong: Callable[[T], bool], ticks: Callable[[], tuple[int, int]] = core_ticks
-) -> T:
-    """Make a trial, and once more if it is wrong and the machine's host took its cores meanwhile."""
-    before = ticks()
-    made = make(1)
-    stolen, all_ = (now - then for now, then in zip(ticks(), before, strict=True))
-    if not wrong(made) or stolen <= MOST_STOLEN * all_:
-        return made
-    print(f"wrong, but the host took {stolen / all_:.1%} of the cores: made again; it was {made}")
-    return make(2)
 
 
 def run(trial: Trial, place: Path) -> Result:
@@ -121,10 +97,6 @@ def together(rows: Sequence[Row], healthy: int, seed: int, place: Path) -> list[
 
     The first row decides the workload and the user's arguments.
     """
-    return undisturbed(lambda number: _together(rows, healthy, seed, place / str(number)), bool)
-
-
-def _together(rows: Sequence[Row], healthy: int, seed: int, place: Path) -> list[str]:
     with Lab.up(len(rows) + healthy, RATE) as lab:
         drawn = draw(lab.nodes, len(rows), seed, rows[0].name, 0)
         scenes = [Scene(lab, (node,), place / row.name) for row, node in zip(rows, drawn, strict=True)]
