@@ -21,7 +21,7 @@ from tests.faults.rows.row import (
 )
 from tests.faults.runs import Finished, clean
 
-SLOW = "180mbit"  # a tenth less than the others
+SLOW = "160mbit"  # a fifth less than the others
 BAD_PATH = "60mbit"
 JUMBO_BYTES = 9000
 PATHS = ("path", "link direction")
@@ -107,7 +107,7 @@ def _bisection_alone(scene: Scene, done: Finished) -> Iterator[str]:
 
 LINKS = (
     Row(
-        *("link-slow", 1, "link at 180 of 200 Mbit/s"),
+        *("link-slow", 1, "link at 160 of 200 Mbit/s"),
         rejected("nic", words=("the link of {node} is slow",), junit=("all_reduce", "{node} is slow")),
         on("shape", SLOW),
     ),
@@ -132,7 +132,7 @@ LINKS = (
     ),
     Row("two-links-slow", 1, "two links of five slow", rejected("nic"), on("shape", SLOW), nodes=5, faulty=2),
     Row(
-        *("slow-link-of-8", 1, "one of eight links at 180 of 200 Mbit/s"),
+        *("slow-link-of-8", 1, "one of eight links at 160 of 200 Mbit/s"),
         rejected("nic"),
         on("shape", SLOW),
         nodes=8,
@@ -228,7 +228,7 @@ LINKS = (
         complaints=_bisection_alone,
     ),
     Row(
-        *("all-links-slow", 29, "every link at 180 of 200 Mbit/s"),
+        *("all-links-slow", 29, "every link at 160 of 200 Mbit/s"),
         of_fabric("fabric"),
         on("shape", SLOW),
         faulty=4,
