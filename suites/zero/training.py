@@ -32,6 +32,9 @@ from suites.zero.issued import Sizes
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
+# By which the targets are scaled at the size of training: with gradients so much larger, a step moves weights by
+# several of bf16's steps, so that weights of the step before are not taken for the new ones.
+FARTHER = 1 << 14
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -95,7 +98,7 @@ class Task:
     def _rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         seed = key(self.ctx.seed, 2, number, rank)
         x, y = drawn(seed, (2, self.rows, self.columns), self.ctx.device).to(dtype)
-        return x, y
+        return x, y * FARTHER if self.ctx.at_size else y
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows."""

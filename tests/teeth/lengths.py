@@ -69,6 +69,7 @@ BUGS = [
     _bug("zero.ddp", "chunks of a bucket swapped", in_bucket(swapped)),
     _bug("zero.zero1", "shard read too early", planted(flat, "reduce_scatter", in_output(unfinished))),
     _bug("zero.zero1", "gathered chunks swapped", planted(flat, "all_gather", in_output(swapped))),
+    _bug("zero.zero1", "parameters read too early", planted(flat, "all_gather", in_output(unfinished))),
     _bug("zero.zero2", "end of a shard lost", planted(flat, "reduce_scatter", in_output(cut_off))),
     _bug("zero.zero3", "parameters read too early", planted(flat, "all_gather", in_output(unfinished))),
     _bug("zero.fsdp", "copied out too early", copied_out(unfinished)),

@@ -140,7 +140,7 @@ JUDGED = [
     # two nodes are held to their plateau
     ("h100-sxm5-ndr400", case("all_reduce", 2, size=4 << 30), 0, 435.0),
     ("oci-h100", case("all_reduce", 2, size=4 << 30), 0, 435.0),
-    # the lab tells 160 Mbit/s from 200, and healthy links that a busy machine slows down by a tenth are not red
+    # the lab tells 160 Mbit/s from 200, and a tenth that a busy machine takes from healthy links is not red
     ("lab-200mbit", LAB, 0.9 * 0.945 * 0.025, 0.945 * 0.025 * 160 / 200),
     ("lab-200mbit", {**LAB, "collective": "send_recv"}, 0.9 * 0.945 * 0.025, 0.945 * 0.025 * 160 / 200),
     ("aws-p4d", case("all_reduce", 2), 42.5, 25.0),  # a ring
