@@ -104,6 +104,7 @@ WITHOUT_PATTERN = {
     "expert.m2n": "its edges are those of expert.m2n_speed",
     "expert.deepep": "its kernels are an engine's, of which NCCL's rows say nothing: dispatch has rows",
     "zero.deepspeed": "its collectives are those of zero.zero1 to zero.zero3",
+    "tensor.async_tp": "its fused operations are torch's own, of which NCCL's rows say nothing",
 }
 
 
