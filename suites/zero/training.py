@@ -32,8 +32,8 @@ from suites.zero.issued import Sizes
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
-# By which the targets are scaled at the size of training: with gradients so much larger, a step moves weights by
-# several of bf16's steps, so that weights of the step before are not taken for the new ones.
+# Targets are scaled by this at the size of training: by gradients so much larger, an update moves weights
+# by several of bf16's steps, so that weights of the step before are not taken for the new ones.
 FARTHER = 1 << 14
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
