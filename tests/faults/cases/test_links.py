@@ -163,7 +163,7 @@ def test_nobody_is_called_good_for_being_as_slow_as_its_only_partner() -> None:
     """With two nodes there are no others: the hardware file says what a way must do."""
     with Lab.up(nodes=2, rate="200mbit") as lab, controller(lab) as tried:
         holds(tried, [("n01", "n02")], set())
-        lab.shape("n02", "180mbit")
+        lab.shape("n02", "160mbit")
         holds(tried, [("n01", "n02")], {("n01", "n02"), ("n02", "n01")})
         lab.shape("n02", "200mbit", "rx")
         holds(tried, [("n01", "n02")], {("n02", "n01")})
