@@ -21,7 +21,7 @@ from tests.gpu.frame import Here, Impossible, world_of_one
 from tests.suites import parallel
 from tests.suites import test_closed_forms as closed_forms
 from tests.suites.fake_world import assert_closed_forms
-from tests.suites.test_at_size import asked
+from thresholds.hardware import MODELS
 
 RANKS, RANK = 8, 0  # to whose experts somebody sends: torch's fake group refuses to send an empty tensor
 # Steps whose collectives are torch's own, which leaves them out of a world of one: `counting` counts them.
@@ -67,7 +67,7 @@ def small(here: Here, cases: Sequence[Case] = SMALL) -> str:
 def at_size(here: Here, cases: Sequence[Case] = AT_SIZE) -> str:
     """Steps at the size of training: compared with the unsharded model, timed, and their peak."""
     backend = "gloo" if here.device.type == "cpu" else "nccl"
-    return _steps(here, [(case.step, asked(case, backend, 1)) for case in cases])
+    return _steps(here, [(case.step, parallel.sized(case, 1, MODELS[backend])) for case in cases])
 
 
 def _steps(here: Here, cases: Sequence[parallel.Case]) -> str:

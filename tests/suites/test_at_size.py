@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.check.plan import Case
 from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study import fitting
@@ -25,7 +24,7 @@ from suites.pipeline import test_pipeline
 from suites.tensor import test_tensor
 from suites.zero import test_zero
 from tests.fixtures.ranks.gloo_world import run_world
-from tests.suites.parallel import assert_green, load
+from tests.suites.parallel import assert_green, load, sized
 from thresholds.hardware import MODELS, Model
 from thresholds.loading import load as file
 
@@ -35,16 +34,11 @@ PARTS = ("parity", "repeat", "traffic", "memory", "figures")
 CPU = torch.device("cpu")
 
 
-def asked(case: Case, backend: str, ranks: int, model: Model | None = None) -> dict[str, object]:
-    assert case.scaled is not None
-    return {**case.parameters, **case.scaled(model or MODELS[backend], ranks), "at_size": True}
-
-
 # Two ranks have each of them in `make accept`; of four it is those that have two axes then.
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_every_technique_is_right_at_size(ranks: int) -> None:
     here = [case for case in CASES if ranks < 4 or case.step.startswith(("mesh.", "zero.hsdp"))]
-    found = assert_green(ranks, [(case.step, asked(case, "gloo", ranks)) for case in here], PARTS)
+    found = assert_green(ranks, [(case.step, sized(case, ranks)) for case in here], PARTS)
     assert all(rank["figures"]["step_seconds"] > 0 for told in found for rank in told)
 
 
@@ -57,7 +51,7 @@ def refused(ctx: Context, ranks: int, model: Model | None) -> list[float]:
     found = []
     for case in CASES:
         with pytest.raises(DoesNotFit) as error:
-            REGISTRY[case.step](world, **asked(case, "nccl", ranks, model))
+            REGISTRY[case.step](world, **sized(case, ranks, model or MODELS["nccl"]))
         found.append(float(str(error.value).split()[3]))
     return found
 

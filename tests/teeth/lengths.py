@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor.experimental._context_parallel import _attention
 
-from fixtures.check.plan import Case
 from suites.context import moves, techniques, test_context
 from suites.expert import layer, test_expert
 from suites.mesh import test_mesh
 from suites.pipeline import test_pipeline
 from suites.tensor import regions, test_tensor
 from suites.zero import flat, test_zero
+from tests.suites.parallel import sized
 from tests.teeth.bug import Bug, Patch, planted
 from tests.teeth.patches.large import (
     copied_out,
@@ -28,16 +27,9 @@ from tests.teeth.patches.large import (
     tail_lost,
     unfinished,
 )
-from thresholds.hardware import MODELS
 
 _MODULES = (test_zero, test_tensor, test_context, test_expert, test_pipeline, test_mesh)
 _QUICK = {"busy_ms": 12, "repeats": 1}  # calibrated stages are not what is looked at
-
-
-def _parameters(case: Case, size: int) -> dict[str, Any]:
-    """What a CPU is asked for."""
-    scaled = case.scaled(MODELS["gloo"], size) if case.scaled else {}
-    return {**case.parameters, **scaled, "at_size": True}
 
 
 _CASES = [*test_mesh.STEPS, *test_zero.STEPS, *test_tensor.STEPS, *test_context.CONTEXT, *test_expert.PARITY]
@@ -57,7 +49,7 @@ _LARGE = {case.step: case for cases in _AT_SIZE for case in reversed(cases)}
 
 
 def _bug(step: str, name: str, patch: Patch, size: int = 2) -> Bug:
-    return Bug(name, step, _parameters(_LARGE[step], size), patch, ("parity",), size)
+    return Bug(name, step, sized(_LARGE[step], size), patch, ("parity",), size)
 
 
 def _odd(step: str, patch: Patch) -> Bug:

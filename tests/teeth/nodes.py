@@ -117,12 +117,12 @@ BUGS = [
         "matmul", "a bit of a product flips", planted(torch, "mm", flipped(lambda n: True, bit=30)), "wrong"
     ),
     _bug("matmul", "nothing is multiplied", planted(torch, "mm", without_work), "wrong"),
-    _bug("matmul", "one device is slow", planted(torch, "mm", slow(0.1)), "series"),
+    _bug("matmul", "one device is slow", planted(torch, "mm", slow(0.08)), "series"),
     _bug(
         "memory", "the last element is not copied", planted(torch.Tensor, "copy_", all_but_the_last), "wrong"
     ),
     _bug("memory", "triad without its factor", planted(torch, "add", without_factor), "wrong"),
-    _bug("memory", "one device adds slowly", planted(torch, "add", slow(0.4)), "series"),
+    _bug("memory", "one device adds slowly", planted(torch, "add", slow(0.15)), "series"),
     _bug("pattern", "a cell loses a bit", planted(torch.Tensor, "copy_", flipped(lambda n: n == 3)), "wrong"),
     _bug("pattern", "two addresses of one cell", planted(torch, "empty", two_addresses), "wrong"),
     _bug("repeatability", "lowest bit flips once", planted(torch, "mm", flipped(lambda n: n == 7)), "wrong"),
