@@ -98,7 +98,9 @@ class Task:
     def _rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         seed = key(self.ctx.seed, 2, number, rank)
         x, y = drawn(seed, (2, self.rows, self.columns), self.ctx.device).to(dtype)
-        return x, y * FARTHER if self.ctx.at_size else y
+        if self.ctx.at_size:
+            y.mul_(FARTHER)  # in place: `fit` plans no further copy of a batch
+        return x, y
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's rows."""

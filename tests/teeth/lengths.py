@@ -30,8 +30,6 @@ from tests.teeth.patches.large import (
 
 _MODULES = (test_zero, test_tensor, test_context, test_expert, test_pipeline, test_mesh)
 _QUICK = {"busy_ms": 12, "repeats": 1}  # calibrated stages are not what is looked at
-
-
 _CASES = [*test_mesh.STEPS, *test_zero.STEPS, *test_tensor.STEPS, *test_context.CONTEXT, *test_expert.PARITY]
 _SMALL = {
     **{case.step: dict(case.parameters) for case in _CASES},
