@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
@@ -106,6 +107,24 @@ def _ways(size: int, axes: int) -> list[tuple[int, ...]]:
     return [(one, *rest) for one in divisors for rest in _ways(size // one, axes - 1)]
 
 
+@lru_cache
+def _smallest(tp: int, shards: int, least_channels: int) -> tuple[int, int]:
+    """Give key-value heads and channels of the smallest matrices whose rows every rank has equally many of.
+
+    A rank's part by `tp` has whole heads, and `shards` divides its rows: one factor of it divides the heads,
+    and the other their channels. By heads alone, matrices grow with the square of an odd number of nodes.
+    Channels are even: rotary embeddings rotate pairs.
+    """
+    found = []
+    for divisor in (one for one in range(1, shards + 1) if shards % one == 0):
+        step = math.lcm(divisor, 2)
+        channels = -(-least_channels // step) * step
+        heads = tp * shards // divisor
+        found.append((heads * channels, channels, heads))
+    _, channels, heads = min(found)
+    return heads, channels
+
+
 @dataclass(frozen=True)
 class Sizes:
     """`rows` sequences per dp rank and step, of `tokens` positions per cp rank, through so many layers.
@@ -113,6 +132,7 @@ class Sizes:
     Stages of a pipeline take the rows in `micro_batches`.
 
     Matrices are the smallest of which every rank has whole heads and whole rows (fully_shard would pad).
+    Heads are at least `least_channels` wide.
     """
 
     rank: int
@@ -123,7 +143,7 @@ class Sizes:
     steps: int
     micro_batches: int = 1
     least_width: int = 0
-    channels: int = CHANNELS
+    least_channels: int = CHANNELS
     clip: float = 0.0  # the largest norm of all gradients; 0: any
 
     @property
@@ -163,9 +183,14 @@ class Sizes:
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads: the fewest whose rows divide among all ranks, multiplied up to the least width."""
-        fewest = self.tp * self.shards // math.gcd(self.shards, self.channels)
-        return fewest * max(self.least_width // (GROUPED * fewest * self.channels), 1)
+        """Key-value heads: those of the smallest matrices, multiplied up to the least width."""
+        heads, channels = _smallest(self.tp, self.shards, self.least_channels)
+        return heads * max(self.least_width // (GROUPED * heads * channels), 1)
+
+    @property
+    def channels(self) -> int:
+        """Channels of a head."""
+        return _smallest(self.tp, self.shards, self.least_channels)[1]
 
     @property
     def width(self) -> int:

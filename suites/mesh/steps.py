@@ -12,9 +12,9 @@ small worlds some axes have one rank, and their technique has nothing to do:
     loss_curve    1 x 2      2 x 2      2 x 4      2 x 8      8 x 8           dp x tp
 
 That is on one node, or on nodes that the innermost axis fits into. At the size of training `least_width` is
-the least width of the model, and `channels` those of a head. What an axis exchanges is counted in its own
-groups; the closed forms and their sources are in `suites.mesh.issued`. Gradients are clipped by the norm of
-all (`clip`; 0: they are not), in which a weight that is whole along tp counts once. "placement" says for
+the least width of the model, and `least_channels` that of a head. What an axis exchanges is counted in its
+own groups; the closed forms and their sources are in `suites.mesh.issued`. Gradients are clipped by the norm
+of all (`clip`; 0: they are not), in which a weight that is whole along tp counts once. "placement" says for
 every axis on which machines its ranks are (`suites.mesh.placement`).
 """
 

@@ -54,7 +54,7 @@ STEPS = [
 def scaled(model: Model, ranks: int) -> dict[str, int]:
     """Give the sizes of a model: half the width, in short sequences."""
     sizes = {"rows": 1, "tokens": max(model.sequence // 32, 1) * 2, "layers": 1, "steps": 2}
-    return {**sizes, "least_width": model.hidden // 2, "channels": model.hidden // model.heads}
+    return {**sizes, "least_width": model.hidden // 2, "least_channels": model.hidden // model.heads}
 
 
 AT_SIZE = [

@@ -8,9 +8,10 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
-from suites.tensor.issued import bytes_held, issued
+from suites.tensor.issued import bytes_held, issued, multiple
 from thresholds.hardware import Model
 
+MOST_SCORES = 1 << 28  # of attention in all heads: backward has five of them in fp32
 HALF = 0.5  # what is not dropped is doubled, which rounds nothing in bf16
 LAYER = {"batch": 2, "length": 8, "width": 48}
 HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
@@ -76,11 +77,17 @@ def of_mlp(model: Model, ranks: int) -> dict[str, int]:
 
 
 def of_block(model: Model, ranks: int) -> dict[str, int]:
-    """Give the sizes of a block, per rank; with more ranks than heads, heads have fewer channels."""
+    """Give the sizes of a block, per rank; with more ranks than heads, heads have fewer channels.
+
+    Every rank has a part of each sequence, so sequences get longer in large worlds, and there are fewer.
+    """
     heads = max(model.heads // ranks, 1)
     channels = max(model.hidden // (ranks * heads) // 8, 1) * 8
+    tokens = _tokens(model)
+    scores = ranks * heads * multiple(tokens["length"], ranks) ** 2
     return {
-        **_tokens(model),
+        "batch": min(tokens["batch"], max(MOST_SCORES // scores, 1)),
+        "length": tokens["length"],
         "channels": channels,
         "heads": heads,
         "hidden": max(2 * model.hidden // ranks, 8),

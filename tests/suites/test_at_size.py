@@ -61,10 +61,12 @@ def refused(ctx: Context, ranks: int, model: Model | None) -> list[float]:
     [
         ("", 8, 60.0),  # of 80
         ("", 64, 60.0),
+        # Nodes whose number is a prime or twice one, and as many as a large cluster has.
+        *(("", 8 * nodes, 60.0) for nodes in (3, 7, 9, 22, 31, 61, 63, 64, 128)),
         # The smallest memory of these boards, USABLE of it, less 2 GB for contexts and communicators.
-        ("board-v100-sxm2", 16, 12.7),
-        ("board-a100-sxm4", 16, 34.4),
-        ("board-l40s", 16, 39.5),
+        *(("board-v100-sxm2", 8 * nodes, 12.7) for nodes in (2, 7, 31, 64)),
+        *(("board-a100-sxm4", 8 * nodes, 34.4) for nodes in (2, 7, 31, 64)),
+        *(("board-l40s", 8 * nodes, 39.5) for nodes in (2, 7, 31, 64)),
     ],
 )
 def test_every_step_says_what_it_needs_before_it_allocates_and_the_smallest_gpu_holds_it(

@@ -115,9 +115,11 @@ def test_the_parts_of_all_ranks_make_up_every_weight_once() -> None:
 
 
 def test_matrices_divide_without_rest_however_ranks_are_laid_out() -> None:
-    for sizes in ((2, 1), (3, 2), (5, 1), (6, 4), (64, 8)):
+    for sizes in ((2, 1), (3, 2), (5, 1), (6, 4), (64, 8), (63, 8), (61, 8)):
         task = Sizes(0, Layout(("dp", "tp"), sizes), 1, 8, 1, 3)
         assert task.width % task.shards == 0
         assert task.kv_heads % task.tp == 0
-        assert 8 * task.kv_heads // task.tp % task.shards == 0
+        assert task.channels * task.kv_heads // task.tp % task.shards == 0
+        assert task.channels % 2 == 0  # rotary embeddings rotate pairs
+        assert task.width <= 4 * task.tp * max(8, task.shards)  # in step with the ranks, not their square
         assert task.hidden // task.tp % task.shards == 0
