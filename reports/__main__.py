@@ -78,11 +78,19 @@ def _print(lines: Iterable[str]) -> int:
 
 
 def _begun(places: Sequence[Path]) -> list[Run]:
-    """Read the runs that began, and print the places where none did."""
-    never = [place for place in places if place.is_dir() and not (place / JOURNAL).exists()]
-    for place in never:
-        print(f"{place}: no run began there", file=sys.stderr)
-    return [read(place) for place in places if place not in never]
+    """Read runs without samples, and print why others are left out; raises UnreadableError if all are."""
+    found = []
+    for place in places:
+        if place.is_dir() and not (place / JOURNAL).exists():
+            print(f"{place}: no run began there", file=sys.stderr)
+            continue
+        try:
+            found.append(read(place, measurements=False))
+        except UnreadableError as fault:
+            print(f"{fault}; left out", file=sys.stderr)
+    if not found:
+        raise UnreadableError("none of these is a run that can be read")
+    return found
 
 
 if __name__ == "__main__":

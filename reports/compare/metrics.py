@@ -43,8 +43,8 @@ def lines(runs: Sequence[Run]) -> Iterator[str]:
 
 def _ended(run: Run) -> float:
     """Give the end of a run, or the start of one that was cut off before it."""
-    end = next((record.ended for record in run.records if isinstance(record, EndRecord)), run.first.started)
-    return datetime.fromisoformat(end).timestamp()
+    ends = (record.ended for record in run.records if isinstance(record, EndRecord))
+    return datetime.fromisoformat(next(ends, "") or run.first.started).timestamp()
 
 
 def _labels(about: dict[str, str]) -> str:

@@ -54,10 +54,10 @@ class Run:
         return [record for record in self.records if isinstance(record, CheckRecord) and record.nodes]
 
 
-def read(place: Path) -> Run:
+def read(place: Path, measurements: bool = True) -> Run:
     """Read a report directory or a journal; raises UnreadableError, also for one of another schema."""
     path = place / JOURNAL if place.is_dir() else place
-    found = scanned(place, path)
+    found = scanned(place, path, measurements)
     first = head(found.records)
     if found.faults or first is None:
         why = "; ".join(found.faults[:3]) or "it is empty"
@@ -65,10 +65,10 @@ def read(place: Path) -> Run:
     return Run(path, first, found.records, cut_short(found.records))
 
 
-def scanned(place: Path, path: Path) -> Scan:
-    """The journal of a report directory, with samples; raises UnreadableError where it cannot be read."""
+def scanned(place: Path, path: Path, measurements: bool = True) -> Scan:
+    """The journal of a report directory; raises UnreadableError where it cannot be read."""
     try:
-        return scan(path)
+        return scan(path, measurements)
     except OSError as fault:
         raise UnreadableError(f"{place}: no journal can be read: {fault.strerror or fault}") from None
 

@@ -173,17 +173,32 @@ def test_checks_measured_together_count_once(tmp_path: Path, capsys: pytest.Capt
     assert "of 1 series 1 slower" in capsys.readouterr().out
 
 
-@each("command", ["diff", "history"])
-def test_a_journal_of_another_schema_is_refused(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_of_another_schema_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = both(tmp_path, run_of(STEADY), run_of(STEADY))
     journal = tmp_path / "new" / "results.jsonl"
     journal.write_text(journal.read_text().replace('"schema":', '"schema":9'))
-    assert main([command, *paths]) == 4
+    assert main(["diff", *paths]) == 4
     assert "new/results.jsonl: line 1: written by schema 9" in capsys.readouterr().err
-    assert main([command, paths[0], str(tmp_path / "nowhere")]) == 4
+    assert main(["diff", paths[0], str(tmp_path / "nowhere")]) == 4
     assert "no journal can be read: No such file" in capsys.readouterr().err
+
+
+@each("command", ["metrics", "history"])
+def test_of_many_runs_those_that_cannot_be_read_are_named_and_left_out(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, older = both(tmp_path, run_of(STEADY), run_of(STEADY))
+    journal = tmp_path / "new" / "results.jsonl"
+    journal.write_text(journal.read_text().replace('"schema":', '"schema":9'))
+    (tmp_path / "results.jsonl").touch()
+    assert main([command, good]) == 0
+    alone = capsys.readouterr().out
+    assert main([command, older, good, str(tmp_path), str(tmp_path / "nowhere")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == alone
+    for said in ("line 1: written by schema 9", "results.jsonl: it is empty", "nowhere: no journal can be"):
+        assert said in printed.err
+    assert main([command, older, str(tmp_path)]) == 4
 
 
 def test_the_history_is_a_table_oldest_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,14 @@ def test_a_run_that_was_cut_off_or_selected_checks_accepts_nobody(
     }
 
 
+def test_a_run_whose_end_is_torn_was_judged_when_it_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = save(green(), tmp_path)
+    journal.write_bytes(journal.read_bytes()[:-9])
+    assert scraped(capsys, tmp_path)['shakedown_node_judged_timestamp_seconds{node="gpu02"}'] == 1795183923
+
+
 def test_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = replace(run(), workload='a "b" \\c')
     save([odd, *green()[1:]], tmp_path)
