@@ -112,6 +112,12 @@ def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> Non
         raise UnusableError(f"--report-dir {directory}: {'; '.join(faults)}")
 
 
+def redden(report: Path) -> None:
+    """Leave red in the place of what another program wrote; where there is no room for it, nothing."""
+    if _write_fault(report, _tombstone("")):
+        _taken_away(report)
+
+
 def _tombstone(why: str) -> str:
     message = redact(clean(f"{TOMBSTONE}: {why}" if why else TOMBSTONE))
     return _XML.format(
