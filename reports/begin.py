@@ -170,6 +170,9 @@ def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | Non
     if not text:
         return None
     directory = (here / os.path.expanduser(text)).resolve()
+    if runs is not None and directory == place.resolve() and not (directory / JOURNAL).exists():
+        # `make begin` has let the link lead to a red report: the last run that began is meant.
+        directory = max((path.parent.resolve() for path in runs.glob(f"*/{JOURNAL}")), default=directory)
     if runs is None and directory == place.resolve():
         raise UnusableError(f"--resume {text}: what was measured there must stay; name another --report-dir")
     return directory
