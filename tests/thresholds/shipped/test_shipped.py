@@ -13,6 +13,7 @@ import pytest
 from fixtures.check.foresight import lacking, required
 from fixtures.check.plan import MARK, Planned, Topology, plan
 from fixtures.check.target import Target
+from fixtures.ranks.collectives.shapes import splits
 from reports.record import Outcome
 from tests.each import each
 from tests.thresholds.files import case, whole
@@ -230,3 +231,24 @@ def test_kernels_of_an_engine_are_held_to_what_torchs_own_exchange_of_the_same_r
         for step in ("expert.throughput", "expert.deepep")
     ]
     assert floors[0] == floors[1]
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8, 16])
+def test_uneven_splits_are_asked_no_more_than_their_busiest_rank_can_send(nodes: int) -> None:
+    """Each rank has its own NIC, and all wait for the one that sends most between nodes."""
+    judged = 0
+    for hardware in FILES.values():
+        nics, gpus = (int(hardware.expect.get(f"{what}_per_node") or 0) for what in ("nics", "gpus"))
+        if not nics >= gpus > 1 or absent(hardware, case("all_to_all", nodes, ranks_per_node=gpus)):
+            continue
+        ranks = nodes * gpus
+        away = [sum(splits(rank, ranks, ranks)[0][gpus:]) for rank in range(gpus)]
+        busiest = max(away) / ((ranks - gpus) * ranks)
+        even, uneven = (
+            find(hardware, "busbw", case(name, nodes, ranks_per_node=gpus))
+            for name in ("all_to_all", "all_to_all_v")
+        )
+        assert uneven.kind == even.kind == "min_of_bound"
+        assert uneven.value <= even.value / busiest, (hardware.name, busiest)
+        judged += 1
+    assert judged > 10
