@@ -244,14 +244,14 @@ class _Ring(torch.autograd.Function):
 class _Here(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, kernel: Kernel) -> torch.Tensor:  # noqa: ANN401
-        return _kept(ctx, q, kv, kernel, enumerate(kv.chunk(kernel.layout.size, 3)))
+        return _kept(ctx, q, kv, kernel, enumerate(torch.split(kv, kernel.layout.counts, 3)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
         """Block by block."""
         q, kv, out, norm = ctx.saved_tensors
         of_block = ctx.kernel.backward(q, out, norm, gradients[0])
-        first, *others = kv.chunk(ctx.kernel.layout.size, 3)
+        first, *others = torch.split(kv, ctx.kernel.layout.counts, 3)
         dq, dkv = of_block(first, 0)
         parts = [dkv]
         for source, block in enumerate(others, 1):

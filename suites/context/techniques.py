@@ -233,9 +233,11 @@ class AllGatherKV(ContextParallel):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tally: Tally) -> torch.Tensor:
         """Gather K and V, then attend."""
-        whole = torch.arange(self.shape.length)
-        blocks = self.places if self.fused else (whole,)
-        queries = self.span(self.places[self.ctx.rank])
+        whole, own = torch.arange(self.shape.length), self.places[self.ctx.rank]
+        # Before the queries, at their positions, after them: few calls of the kernel in any world.
+        cuts = whole.tensor_split([int(own[0]), int(own[-1]) + 1]) if self.fused else [whole]
+        blocks = [block for block in cuts if block.numel()]
+        queries = self.span(own)
         layout = Layout(queries, (*map(self.span, blocks),), self.shape.causal)
         gathered = whole_sequence(torch.stack((k, v)), self.group)
         return block_attention(q, gathered, self.kernel(layout, tally))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ from suites.mesh import test_mesh
 from suites.pipeline import test_pipeline
 from suites.tensor import test_tensor
 from suites.zero import test_zero
-from tests.fixtures.ranks.gloo_world import run_world
+from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.suites.fake_world import fake_world
 from tests.suites.parallel import assert_green, load, sized
 from thresholds.hardware import MODELS, Model
 from thresholds.loading import load as file
@@ -92,6 +94,20 @@ def test_tiles_cover_what_is_visible_once(size: int) -> None:
                     block += torch.ones_like(block).tril() if tile.causal else 1
                 visible = places[rank][:, None] >= places[source][None, :]
                 assert torch.equal(seen, visible.long())
+
+
+def blocks_of_keys(size: int, rank: int) -> int:
+    """In how many blocks a rank attends to the keys that it has gathered."""
+    case = next(case for case in CASES if case.step == "context.all_gather_kv")
+    load([case.step])
+    with mock.patch.object(fused, "tiles", wraps=fused.tiles) as seen:
+        REGISTRY[case.step](context(rank, size), **sized(case, size))
+    return 1 + max(int(call.args[1]) for call in seen.call_args_list)
+
+
+@pytest.mark.parametrize(("rank", "blocks"), [(0, 2), (20, 3), (31, 2)])
+def test_gathered_keys_take_as_many_calls_of_the_kernel_in_any_world(rank: int, blocks: int) -> None:
+    assert fake_world(32, rank, blocks_of_keys) == blocks
 
 
 def test_positions_that_overlap_otherwise_are_refused() -> None:
