@@ -212,8 +212,9 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     total: dict[str, torch.Tensor] = {}
     size: dict[str, torch.Tensor] = {}
     pieces = task.ctx.size * task.micro_batches
+    model = task.model(TRAINED)
     for piece in range(pieces):
-        for name, grad in _gradients_of(task, piece).items():
+        for name, grad in _gradients_of(task, model, piece).items():
             total[name] = total.get(name, torch.zeros_like(grad)) + grad / pieces
             size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / pieces
     right, bound = engine.part(total), engine.part(size)
@@ -225,9 +226,10 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     return entries
 
 
-def _gradients_of(task: Task, piece: int) -> dict[str, torch.Tensor]:
+def _gradients_of(task: Task, model: nn.Module, piece: int) -> dict[str, torch.Tensor]:
     """The gradients of one micro-batch of the first batch in bf16."""
-    model, rows = task.model(TRAINED), task.rows // task.micro_batches
-    x, y = (whole[piece * rows : (piece + 1) * rows] for whole in task.batch(0, TRAINED))
+    rank, number = divmod(piece, task.micro_batches)
+    x, y = (whole.chunk(task.micro_batches)[number] for whole in task.rows_of(rank, 0, TRAINED))
+    model.zero_grad()
     torch.autograd.backward(loss_of(model(x), y))
     return {name: gradient_of(weight).to(EXACT) for name, weight in model.named_parameters()}

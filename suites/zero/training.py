@@ -92,10 +92,11 @@ class Task:
 
     def batch(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of all ranks."""
-        parts = [self._rows_of(rank, number, dtype) for rank in range(self.ctx.size)]
+        parts = [self.rows_of(rank, number, dtype) for rank in range(self.ctx.size)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
-    def _rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_of(self, rank: int, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of a rank."""
         seed = key(self.ctx.seed, 2, number, rank)
         x, y = drawn(seed, (2, self.rows, self.columns), self.ctx.device).to(dtype)
         if self.ctx.at_size:
@@ -108,7 +109,7 @@ class Task:
 
     def share(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of this rank."""
-        return self._rows_of(self.ctx.rank, number, dtype)
+        return self.rows_of(self.ctx.rank, number, dtype)
 
     def pieces(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[bool, torch.Tensor, torch.Tensor]]:
         """Inputs and targets of every micro-batch, and whether it is the last."""
