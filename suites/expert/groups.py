@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study import parity
 from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
 from suites.expert import issued
@@ -62,7 +62,7 @@ def nodes_of(ctx: Context, most: int) -> Nodes:
     count = len(set(ctx.hosts))
     ranks = ctx.size // count
     if any(len(set(ctx.hosts[n * ranks : (n + 1) * ranks])) != 1 for n in range(count)):
-        raise ValueError(f"node-limited routing needs the same number of ranks on every node: {ctx.hosts}")
+        raise Unsupported(f"node-limited routing needs the same number of ranks on every node: {ctx.hosts}")
     return Nodes(count, ranks)
 
 

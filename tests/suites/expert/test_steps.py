@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.ranks.steps import Context
+from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import ITERATIONS, LARGEST_BYTES
@@ -164,7 +164,7 @@ def test_real_nodes_count_where_there_are_several() -> None:
     two = Context(0, 4, "gloo", alone.device, ["a", "a", "b", "b"], [0, 1, 0, 1])
     assert nodes_of(two, 4) == Nodes(2, 2)
     uneven = Context(0, 4, "gloo", alone.device, ["a", "a", "a", "b"], [0, 1, 2, 0])
-    with pytest.raises(ValueError, match="same number of ranks on every node"):
+    with pytest.raises(Unsupported, match="same number of ranks on every node"):
         nodes_of(uneven, 4)
 
 
