@@ -7,7 +7,12 @@ import math
 
 import pytest
 
+from fixtures.check import foresight, requests
+from fixtures.check.plan import NETWORK, Planned
+from fixtures.check.target import Target
+from fixtures.wire.collectives import COLLECTIVES
 from reports.record import Judgement, Outcome
+from suites.collectives.test_collectives import sweep
 from tests.each import each
 from tests.thresholds.files import GOOD, case, changed, loaded, whole
 from thresholds.bounds import bound, ceiling
@@ -80,6 +85,20 @@ def test_latency_grows_as_the_ranks_do_and_an_edge_has_its_one_nic() -> None:
     assert find(hardware, "latency", {**small, "nodes": 64}).value == pytest.approx(4 * most)
     edge: Case = {"step": "pipeline.edges", "path": "network", "nodes": 16, "ranks_per_node": 8}
     assert find(hardware, "edge", {**edge, "nodes": 128}).value == find(hardware, "edge", edge).value
+
+
+@each(("file", "collective", "nodes"), itertools.product(CLUSTERS, COLLECTIVES, (128, 129, 2048)))
+def test_small_messages_of_any_number_of_nodes_have_a_size_and_a_limit(
+    file: Hardware, collective: str, nodes: int
+) -> None:
+    ranks = {f"n{number}": int(file.expect["gpus_per_node"]) for number in range(nodes)}
+    [small] = sweep([collective])
+    planned = Planned(small, NETWORK, tuple(ranks), "id", metrics=("latency",))
+    target = Target(planned, ranks, file, "nccl", {})
+    least = COLLECTIVES[collective].least_bytes(sum(ranks.values()))
+    assert requests.latency_sizes(target) == (max(16 << 10, least),)
+    assert not list(foresight.lacking(target))
+    assert min(file.sweep.bandwidth) >= least  # the curve begins where there is a part for everybody
 
 
 def test_a_row_for_so_many_nodes_comes_first_and_without_the_table_nothing_follows() -> None:
