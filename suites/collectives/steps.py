@@ -64,11 +64,12 @@ def sweep(
     copy: bool,
     judged: Sequence[int] = (),
     judged_iterations: int = 0,
+    fewest: int = timing.FEWEST,
 ) -> dict[str, Any]:
     """Time `iterations` of each size (or `judged_iterations`) one by one, then compare the last of them.
 
     What is left of `budget_s` is shared evenly among the sizes that are left, so small sizes leave theirs to
-    large ones. `copy` measures this rank's memory copy rate as well.
+    large ones; each has its `fewest` iterations. `copy` measures this rank's memory copy rate as well.
     """
     refuse_alone(ctx, collective)
     counts = _counts(collective, ctx.size, dtype, sizes)
@@ -80,7 +81,7 @@ def sweep(
         share_s = (budget_s - spent_s) / (len(sizes) - number)
         work = exchange(ctx, collective, dtype, op, count, size_bytes=size)
         repeats = judged_iterations if size in judged else iterations
-        samples = timing.measure(ctx, work, repeats, share_s, str(size))
+        samples = timing.measure(ctx, work, repeats, share_s, str(size), fewest)
         ctx.progress.phase(f"check {size}")
         for i in range(samples.last - work.kept + 1, samples.last + 1):
             keep(wrong, work.check(i))

@@ -39,6 +39,15 @@ def test_every_collective_returns_all_samples_of_all_sizes() -> None:
             assert (answer["copy_gigabytes_per_s"] is not None) == (name == "gather")
 
 
+def test_a_size_that_is_slow_has_its_fewest_iterations_and_not_many_more() -> None:
+    asked: Any = {"collective": "all_reduce", "dtype": "fp32", "sizes": [64], "judged": [64], "copy": False}
+
+    def run(ctx: Context) -> Any:
+        return steps.sweep(ctx, **asked, iterations=99, judged_iterations=99, budget_s=0.0, fewest=30)
+
+    assert [len(answer["sizes"][0]["seconds"]) for answer in run_world(2, run)] == [30, 30]
+
+
 def test_a_barrier_is_swept_and_unsupported_cases_say_so() -> None:
     asked: Any = {"iterations": 11, "budget_s": 5, "copy": False}
 
