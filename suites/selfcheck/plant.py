@@ -55,7 +55,7 @@ def run(ctx: Context, name: str, parameters: Mapping[str, Any], plant: Plant) ->
 
 @contextmanager
 def _flipped_bit(ctx: Context, plant: Plant) -> Iterator[Context]:
-    """The lowest bit of the middle element of what one all_reduce leaves on this rank."""
+    """The lowest bit of the middle element of what one all_gather leaves on this rank of its own."""
     calls = 0
 
     def flipping(call: Call) -> None:
@@ -63,10 +63,10 @@ def _flipped_bit(ctx: Context, plant: Plant) -> Iterator[Context]:
         before(call)
         calls += 1
         if calls == _FLIPPED_CALL:
-            middle = call.received.numel() // 2 * call.received.element_size()
-            call.received.view(-1).view(torch.uint8)[middle] ^= 1
+            own = call.received.view(-1).chunk(ctx.size)[ctx.rank]
+            own.view(torch.uint8)[own.numel() // 2 * own.element_size()] ^= 1
 
-    with _swapped(CALLS, "all_reduce", flipping) as before:
+    with _swapped(CALLS, "all_gather", flipping) as before:
         yield ctx
 
 

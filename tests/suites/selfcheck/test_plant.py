@@ -41,10 +41,12 @@ def answers(name: str, parameters: dict[str, Any], *kinds: tuple[str, int]) -> l
 
 
 def test_a_flipped_bit_is_in_one_rank_and_gone_afterwards() -> None:
-    first, second, healthy = answers("collectives.exact", EXACT, ("flipped bit", 0), ("flipped bit", 1))
+    gathers = {**EXACT, "collective": "all_gather", "op": "sum"}
+    first, second, healthy = answers("collectives.exact", gathers, ("flipped bit", 0), ("flipped bit", 1))
     assert [len(rank["wrong"]) for rank in first] == [1, 0]
     assert [len(rank["wrong"]) for rank in second] == [0, 1]
     assert second[1]["wrong"][0]["looks_like"] == "bit 0 flipped"
+    assert [said[rank]["wrong"][0]["source_rank"] for rank, said in enumerate((first, second))] == [0, 1]
     assert [rank["wrong"] for rank in healthy] == [[], []]
 
 
