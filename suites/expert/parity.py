@@ -25,6 +25,7 @@ from suites.expert.tokens import rows_of
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
 WEIGHTS = "weights of experts"
 DECIDES = 1e3  # more than any logit
+PIECES = 8  # in which the unsharded model takes all tokens at the size of training, at most
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,20 @@ def fit_layer(ctx: Context, shape: Shape) -> None:
 
     A weight takes 16 bytes: 4 each for itself, its gradient and the compared copy in the unsharded run in
     fp32, and 4 for what it is compared with. A row takes 4 numbers of the hidden width and 6 of the experts'
-    width, in fp32. Both unsharded runs take 6 operations per row and weight of its expert.
+    width, in fp32, in a piece. Both unsharded runs take 6 operations per row and weight of its expert.
     """
     weights, rows = 3 * shape.hidden * shape.inner, shape.tokens * shape.top_k
-    held = 4 * rows * (4 * shape.hidden + 6 * shape.inner) + 24 * shape.tokens * ctx.size * shape.hidden
+    piece = 4 * rows * ranks_of_piece(ctx) * (4 * shape.hidden + 6 * shape.inner)
+    held = piece + 24 * shape.tokens * ctx.size * shape.hidden
     fit(ctx, 16 * weights * shape.experts + held, 12 * rows * ctx.size * weights)
+
+
+def ranks_of_piece(ctx: Context) -> int:
+    """How many ranks' tokens the unsharded model takes at once at the size of training.
+
+    Each piece visits every expert, so that one per rank would cost the square of the world.
+    """
+    return -(-ctx.size // PIECES)
 
 
 def decided(preferred: Tensor) -> Tensor:
@@ -123,10 +133,12 @@ class Experts(Technique[Sharded]):
         return Left(self.results(out, x, model), model)
 
     def reference(self, dtype: torch.dtype) -> Named:
-        """Run all tokens through all experts; at the size of training one rank's tokens after another's."""
+        """Run all tokens through all experts; at the size of training piece by piece."""
         model, outputs, weights = self.whole(dtype), list[Tensor](), list[Tensor]()
         x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
-        sizes = [len(one) for one in self.made.tokens] if self.ctx.at_size else [len(x)]
+        rows, each = [len(one) for one in self.made.tokens], ranks_of_piece(self.ctx)
+        pieces = [sum(rows[first : first + each]) for first in range(0, self.ctx.size, each)]
+        sizes = pieces if self.ctx.at_size else [len(x)]
         whole = x, torch.cat(self.made.targets).to(dtype), model.wanted
         for tokens, target, wanted in zip(*(torch.split(one, sizes) for one in whole), strict=True):
             model.wanted = wanted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -204,3 +206,15 @@ def test_of_more_ranks_that_add_up_in_bf16_more_is_tolerated_of_the_router_alone
     ctx = context(0, 512)
     technique = Experts(ctx, layer(ctx, "balanced", Shape(1, 8, 4, 512, 2)))
     assert [technique.summands(what) for what in ("grad:router", "forward")] == [512, 2]
+
+
+def test_the_unsharded_model_visits_its_experts_as_often_in_any_world() -> None:
+    visits = {}
+    for ranks in (8, 64):
+        ctx = replace(context(0, ranks), at_size=True)
+        technique = Experts(ctx, layer(ctx, "balanced", Shape(8, 16, 8, ranks, 2)))
+        with mock.patch.object(MoE, "work", autospec=True, side_effect=MoE.work) as work:
+            whole = technique.reference(torch.float32)
+        visits[ranks] = work.call_count / ranks
+        assert len(whole["forward"]) == 8 * ranks
+    assert visits[64] == visits[8]
