@@ -136,9 +136,9 @@ class Experts(Technique[Sharded]):
         """Run all tokens through all experts; at the size of training piece by piece."""
         model, outputs, weights = self.whole(dtype), list[Tensor](), list[Tensor]()
         x = torch.cat(self.made.tokens).to(dtype).detach().requires_grad_()
-        rows, each = [len(one) for one in self.made.tokens], ranks_of_piece(self.ctx)
-        pieces = [sum(rows[first : first + each]) for first in range(0, self.ctx.size, each)]
-        sizes = pieces if self.ctx.at_size else [len(x)]
+        ranks, rows = self.ctx.size, [len(one) for one in self.made.tokens]
+        each = ranks_of_piece(self.ctx) if self.ctx.at_size else ranks
+        sizes = [sum(rows[first : first + each]) for first in range(0, ranks, each)]
         whole = x, torch.cat(self.made.targets).to(dtype), model.wanted
         for tokens, target, wanted in zip(*(torch.split(one, sizes) for one in whole), strict=True):
             model.wanted = wanted

@@ -103,8 +103,11 @@ def _ways(size: int, axes: int) -> list[tuple[int, ...]]:
     """All ways to write a size as a product of so many factors."""
     if axes == 1:
         return [(size,)]
-    divisors = [one for one in range(1, size + 1) if size % one == 0]
-    return [(one, *rest) for one in divisors for rest in _ways(size // one, axes - 1)]
+    return [(one, *rest) for one in _divisors(size) for rest in _ways(size // one, axes - 1)]
+
+
+def _divisors(size: int) -> list[int]:
+    return [one for one in range(1, size + 1) if size % one == 0]
 
 
 @lru_cache
@@ -116,7 +119,7 @@ def _smallest(tp: int, shards: int, least_channels: int) -> tuple[int, int]:
     Channels are even: rotary embeddings rotate pairs.
     """
     found = []
-    for divisor in (one for one in range(1, shards + 1) if shards % one == 0):
+    for divisor in _divisors(shards):
         step = math.lcm(divisor, 2)
         channels = -(-least_channels // step) * step
         heads = tp * shards // divisor

@@ -213,10 +213,11 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     size: dict[str, torch.Tensor] = {}
     pieces = task.ctx.size * task.micro_batches
     model = task.model(TRAINED)
-    for piece in range(pieces):
-        for name, grad in _gradients_of(task, model, piece).items():
-            total[name] = total.get(name, torch.zeros_like(grad)) + grad / pieces
-            size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / pieces
+    for rank in range(task.ctx.size):
+        for _, x, y in task.pieces(*task.rows_of(rank, 0, TRAINED)):
+            for name, grad in _gradients_of(model, x, y).items():
+                total[name] = total.get(name, torch.zeros_like(grad)) + grad / pieces
+                size[name] = size.get(name, torch.zeros_like(grad)) + grad.abs() / pieces
     right, bound = engine.part(total), engine.part(size)
     entries = []
     for name, grad in engine.first.items():
@@ -226,10 +227,8 @@ def reduction_entries(task: Task, engine: ReducedOnce) -> Entries:
     return entries
 
 
-def _gradients_of(task: Task, model: nn.Module, piece: int) -> dict[str, torch.Tensor]:
-    """The gradients of one micro-batch of the first batch in bf16."""
-    rank, number = divmod(piece, task.micro_batches)
-    x, y = (whole.chunk(task.micro_batches)[number] for whole in task.rows_of(rank, 0, TRAINED))
+def _gradients_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The gradients of one micro-batch."""
     model.zero_grad()
     torch.autograd.backward(loss_of(model(x), y))
     return {name: gradient_of(weight).to(EXACT) for name, weight in model.named_parameters()}
