@@ -167,6 +167,18 @@ def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
                 yield blame.nodes[0], blame
 
 
+def without_nodes(checks: Sequence[CheckRecord]) -> Iterator[tuple[CheckRecord, Blame]]:
+    """What checks without nodes (such as a self-check) blame, but for a pair that a convicted end explains.
+
+    Of wrong data that two nodes saw, the one that is convicted of wrong data is the cause.
+    """
+    convicted = {(blame.kind, node) for check in checks for node, blame in convictions(check)}
+    for check in checks:
+        for blame in () if check.nodes else check.blame:
+            if len(blame.nodes) == 1 or not any((blame.kind, node) in convicted for node in blame.nodes):
+                yield check, blame
+
+
 def last_word(check: CheckRecord, node: str) -> CheckRecord | Repeat:
     """What counts for a node: the last repeat that it took part in, or the check itself.
 

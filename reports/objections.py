@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from reports.audit import Audit, convictions, cut_short, head, last_word, spoken_for
+from reports.audit import Audit, convictions, cut_short, head, last_word, spoken_for, without_nodes
 from reports.record import (
     READY,
     BlameKind,
@@ -60,7 +60,7 @@ def collect(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) ->
         *_not_ready(records, everyone),
         *(Objection(node, Weight.UNTRUSTED, why) for node, why in untrusted.items()),
         *(one for check in audit.sound for one in _not_passed(check, whose.get(check.id) or everyone)),
-        *(objection for check in audit.sound for objection in _blamed_without_nodes(check)),
+        *_blamed_without_nodes(audit.sound),
         *_on_bad_paths(audit.sound),
         *(
             Objection(node, Weight.FAULT, fault.sentence, fault.check)
@@ -93,12 +93,12 @@ def _not_passed(check: CheckRecord, everyone: Sequence[str]) -> Iterator[Objecti
             yield Objection(node, weight, f"{check.name}: {last.reason}", check.id)
 
 
-def _blamed_without_nodes(check: CheckRecord) -> Iterator[Objection]:
+def _blamed_without_nodes(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
     """A check without nodes (such as a self-check) may blame a node on which something went wrong.
 
     The check goes on elsewhere, and the fault may not come back, so the node is unproven and not rejected.
     """
-    for blame in () if check.nodes else check.blame:
+    for check, blame in without_nodes(checks):
         for node in blame.nodes:
             yield Objection(node, Weight.UNCHECKED, f"{check.name}: {blame.sentence}", check.id)
 

@@ -83,6 +83,23 @@ def test_the_run_itself_says_that_its_self_check_failed() -> None:
     assert {node.reason for node in verdict.nodes} == {verdict.refusals[0]}
 
 
+@each(("kind", "expected"), [(BlameKind.WRONG_DATA, "ar"), (BlameKind.DEVICE, "ur")])
+def test_wrong_data_of_either_of_two_nodes_are_those_of_the_one_that_is_convicted_of_them(
+    kind: BlameKind, expected: str
+) -> None:
+    """A device that is convicted of being slow explains no wrong data."""
+    both = Blame(BlameKind.WRONG_DATA, ("gpu01", "gpu02"), "wrong data at rank 1 on gpu02")
+    first, second, pair = green_checks()
+    own = replace(BLAMED, kind=kind, evidence=("its own",))
+    bad = check(second.id, ["gpu02"], Outcome.FAIL, blame=(own,))
+    records = journal_of(replace(SELF, blame=(both,)), first, bad, pair)
+    assert (letters(records), status(records)) == (expected, 1)
+    said = [one.blame for one in decide(records).blame]
+    assert said == ([own] if expected == "ar" else [both, own])
+    unexplained = journal_of(replace(SELF, blame=(both,)), first, second, pair)
+    assert letters(unexplained) == "uu"
+
+
 def test_an_unreachable_node_keeps_its_own_reason() -> None:
     bad = replace(SELF, outcome=Outcome.UNCHECKED, reason="no two ranks", judgements=())
     records = [
