@@ -176,7 +176,7 @@ DATA = (
         patched(patches.RARELY_WRONG),
     ),
     Row(
-        *("wrong-contribution", 15, "one bit of what a rank adds to every tenth sum"),
+        *("wrong-contribution", 15, "one bit of what a rank adds to a tenth of its sums"),
         rejected("wrong data"),
         patched(patches.ADDS_WRONG),
     ),
