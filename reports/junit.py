@@ -28,12 +28,12 @@ _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_AP
 
 
 def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str = CASES[0]) -> None:
-    """Write the report to `path`, beside which attachments lie; `cases` is one of CASES."""
+    """Write the report to `path`; `cases` is one of CASES."""
     usual = Usual()
     told = [_run_case(verdict), *(_node_case(node, verdict) for node in verdict.nodes)]
     if cases == CASES[0]:
         checks = [record for record in records if isinstance(record, CheckRecord)]
-        told += [*_check_cases(checks, path.parent.absolute(), usual), *_unreported_cases(verdict)]
+        told += [*_check_cases(checks, usual), *_unreported_cases(verdict)]
     run = head(records)
     suite = TestSuite("shakedown")
     for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *usual.properties()):
@@ -92,7 +92,7 @@ def _node_case(node: NodeVerdict, verdict: RunVerdict) -> TestCase:
     )
 
 
-def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) -> Iterator[TestCase]:
+def _check_cases(checks: Sequence[CheckRecord], usual: Usual) -> Iterator[TestCase]:
     for check in checks:
         yield _case(
             classname=check.suite,
@@ -101,7 +101,7 @@ def _check_cases(checks: Sequence[CheckRecord], report_dir: Path, usual: Usual) 
             kind=check.blame[0].kind.value if check.blame else check.outcome.value,
             message=check.reason or f"{check.name} is {check.outcome.value} and gave no reason",
             body=junit_text.body(check),
-            output=junit_text.output(check, report_dir),
+            output=junit_text.output(check),
             properties=junit_text.check_properties(check, usual),
             seconds=check.seconds,
         )

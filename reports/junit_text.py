@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
 
 from reports.decision import RunVerdict
 from reports.notation import number, quantity, size
 from reports.record import CheckRecord, Judgement, Outcome, Repeat, RunRecord
 
-# Jenkins keeps the last 500 characters of a passing case's output and the last 50,000 of a failing one's,
-# and looks for attachments after trimming.
-_PASSING_TAIL, _FAILING_TAIL = 480, 45_000
 NONE = "none"
 
 
@@ -132,30 +128,10 @@ def limit(judgement: Judgement) -> str:
     return f"{judgement.limit} {number(judgement.limit_value)}".strip() if bare else judgement.limit
 
 
-def output(check: CheckRecord, report_dir: Path) -> str:
-    """Every judgement of a red check, then the attachments: last, because Jenkins cuts out the middle."""
+def output(check: CheckRecord) -> str:
+    """Every judgement of a red check."""
     red = check.outcome in (Outcome.FAIL, Outcome.UNCHECKED)
-    judged = [line(judgement) for judgement in check.judgements] if red else []
-    files = [str(report_dir / path) for path in check.attachments if _stays_below(path)]
-    limit = _PASSING_TAIL if check.outcome in (Outcome.PASS, Outcome.NOT_APPLICABLE) else _FAILING_TAIL
-    return "\n".join([*judged, *_attachments(files, limit)])
-
-
-def _attachments(files: Sequence[str], limit: int) -> list[str]:
-    lines = [f"[[ATTACHMENT|{file}]]" for file in files]
-    kept, used = [], 0
-    for entry in lines:
-        used += len(entry) + 1
-        if used <= limit:
-            kept.append(entry)
-    left = len(lines) - len(kept)
-    return [f"{left} more files are in the report directory", *kept] if left else kept
-
-
-def _stays_below(path: str) -> bool:
-    """Whether this is a plain path below the report directory that cannot break out of its brackets."""
-    pure = PurePosixPath(path)
-    return not pure.is_absolute() and ".." not in pure.parts and "]" not in path and "\n" not in path
+    return "\n".join(line(judgement) for judgement in check.judgements) if red else ""
 
 
 def split_id(check_id: str) -> tuple[str, str]:

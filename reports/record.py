@@ -224,7 +224,7 @@ class CheckRecord:
     started: str = ""
     seconds: Number = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
-    attachments: tuple[str, ...] = ()  # paths below the report directory
+    attachments: tuple[str, ...] = ()  # always empty: journals of this schema have it
     repeats: tuple[Repeat, ...] = ()
     type: Literal["check"] = "check"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from urllib.parse import quote
+from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
@@ -32,7 +31,7 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
     curves, drawn = plots.draw(checks, report_dir), schedules.draw(checks, report_dir)
     write_file(report_dir / "report.css", (_TEMPLATES / "report.css").read_text(encoding="utf-8"))
     content = page.build(records, verdict)
-    environment = _environment(report_dir)
+    environment = _environment()
     shared = {"page": content, "Standing": Standing, "Outcome": Outcome}
     family, chapters = environment.get_template("family.html.j2"), content["chapters"]
     for chapter in chapters:
@@ -48,7 +47,7 @@ def write(report_dir: Path, records: Sequence[Record], verdict: RunVerdict) -> N
         old.unlink()  # of an earlier rendering, and nothing links there any more
 
 
-def _environment(report_dir: Path) -> jinja2.Environment:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -65,7 +64,6 @@ def _environment(report_dir: Path) -> jinja2.Environment:
         command=shlex.join,
     )
     environment.globals["MOST_CHECKS"] = page.MOST_CHECKS
-    environment.globals["link"] = lambda path: _link(report_dir, path)
     return environment
 
 
@@ -77,12 +75,3 @@ def _printable(value: object) -> object:
 def _wraps(name: str) -> Markup:
     """A name that may be broken only between its words, in a narrow column."""
     return Markup(re.sub(r"([_/.:,\[]+)(?=\w)", r"\1<wbr>", str(escape(clean(name)))))  # noqa: S704 - escaped
-
-
-def _link(report_dir: Path, path: str) -> str:
-    """The relative address of a file below the report directory, "" when there is no such file."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not (report_dir / path).is_file():
-        return ""
-    # "./" so that a name with a colon is not read as a scheme.
-    return "./" + quote(str(pure))

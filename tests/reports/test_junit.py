@@ -229,28 +229,6 @@ def test_the_run_carries_workload_hardware_and_versions(tmp_path: Path) -> None:
     assert found["note.1"] == "read me"
 
 
-def test_attachments_come_last_and_fit_what_jenkins_keeps(tmp_path: Path) -> None:
-    files = tuple(f"logs/gpu01-{number:03d}.txt" for number in range(100))
-    output = report(pair(Outcome.PASS, attachments=files), tmp_path)[PAIR_CASE].findtext("system-out") or ""
-    *_, last = output.splitlines()
-    assert re.fullmatch(r"\[\[ATTACHMENT\|/.*/logs/gpu01-\d+\.txt\]\]", last)
-    block = output[output.index("[[") :]
-    assert len(block) <= 500
-    assert "more files are in the report directory" in output
-
-
-def test_a_failing_check_keeps_all_its_attachments(tmp_path: Path) -> None:
-    files = tuple(f"logs/gpu01-{number:03d}.txt" for number in range(100))
-    output = report(pair(Outcome.FAIL, attachments=files), tmp_path)[PAIR_CASE].findtext("system-out") or ""
-    assert output.count("[[ATTACHMENT|") == 100
-
-
-@each("path", ["/etc/passwd", "../../secret", "logs/x]]\n[[ATTACHMENT|/etc/passwd"])
-def test_attachments_stay_below_the_report(tmp_path: Path, path: str) -> None:
-    output = report(pair(Outcome.FAIL, attachments=(path,)), tmp_path)[PAIR_CASE].findtext("system-out") or ""
-    assert "ATTACHMENT" not in output
-
-
 def test_the_counters_are_right_and_times_are_plain_decimals(tmp_path: Path) -> None:
     checks = [
         check(alone("gpu01"), ["gpu01"], Outcome.FAIL, seconds=0.00001),
@@ -311,7 +289,6 @@ def test_no_text_can_break_the_xml(tmp_path: Path, name: str, text: str, kind: s
         suite=kind,
         reason=text,
         detail=text,
-        attachments=(text,),
         properties={name: text},
         judgements=(Judgement(kind, Outcome.PASS, text, 1.0, kind, text),),
     )

@@ -64,7 +64,6 @@ def slow() -> CheckRecord:
         judgements=(failed,),
         blame=(blame(BlameKind.NIC, "gpu02"),),
         recorded=sweep(150.0),
-        attachments=("logs/gpu02 rank:0.txt", "logs/gone.txt"),
     )
 
 
@@ -76,8 +75,6 @@ def rich() -> list[Record]:
 
 
 def page(records: list[Record], directory: Path) -> str:
-    (directory / "logs").mkdir(exist_ok=True)
-    (directory / "logs/gpu02 rank:0.txt").touch()
     for name in ("junit.xml", "verdict.json"):
         (directory / name).touch()
     return making.page(records, directory)
@@ -118,12 +115,7 @@ def test_the_page_says_where_the_time_went(drawn: Path) -> None:
 def test_every_file_that_the_page_names_exists(drawn: Path) -> None:
     reader = Reader(every_page(drawn))
     addresses = {*reader.values("src"), *reader.values("href")}
-    assert {
-        "report.css",
-        "junit.xml",
-        "./logs/gpu02%20rank%3A0.txt",
-        "plots/all-reduce-network.svg",
-    } <= addresses
+    assert {"report.css", "junit.xml", "plots/all-reduce-network.svg"} <= addresses
     for address in addresses:
         if not address.startswith("#"):
             assert (drawn / unquote(address.partition("#")[0])).is_file(), address
@@ -190,9 +182,7 @@ def test_states_are_words_and_not_only_colours(drawn: Path) -> None:
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     hosts = {"gpu01": "gpu01", EVIL: EVIL}
-    failed = check(
-        EVIL, [EVIL], Outcome.FAIL, reason=EVIL, detail=EVIL, attachments=(EVIL, "../../etc/passwd")
-    )
+    failed = check(EVIL, [EVIL], Outcome.FAIL, reason=EVIL, detail=EVIL)
     fact = NodeRecord(EVIL, EVIL, EVIL, EVIL, {EVIL: EVIL})
     records = journal_of(failed, head=making.run(hosts=hosts, notes=(EVIL,), versions={EVIL: EVIL}))
     text = page([*records[:-1], fact, records[-1]], tmp_path)
@@ -361,12 +351,6 @@ def test_a_bound_far_above_the_curves_does_not_press_them_to_the_ground(tmp_path
         rows = [float(number) for number in re.findall(r"[-\d.]+", curve)[1::2]]
         heights[bound] = max(rows) - min(rows)
     assert heights[15000.0] > heights[150.0] / 4
-
-
-def test_an_unknown_attachment_is_named_but_not_linked(drawn: Path) -> None:
-    text = (drawn / "report.html").read_text()
-    assert "logs/gone.txt" in text
-    assert 'href="./logs/gone.txt"' not in text
 
 
 def test_a_single_check_links_to_where_it_is_told(drawn: Path) -> None:
