@@ -161,7 +161,7 @@ class ContextParallel(Technique[Tally]):
         found = memory.saved_activation_bytes(lambda: self.attend(*leaves, Tally()))
         return [memory.entry("activations", found, self.holds(dtype)["activations"])]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """The ceiling of its closed form."""
         return self.holds(dtype)[PEAK]
 

@@ -157,7 +157,7 @@ class CappedExperts(Experts):
         shape, rows = self.made.shape, rows_of(self.sent, self.ctx.rank)
         return [Form(capped(shape.experts, shape.hidden, dtype.itemsize, rows))]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """As without a capacity, and the dropped rows."""
         rank, moving = self.ctx.rank, super().peak(dtype)
         assert isinstance(moving, int)

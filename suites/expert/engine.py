@@ -99,10 +99,6 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
         right = small_sums(self.given, self.ctx.rank)
         return [*arrival(self.given, found, self.ctx.rank), parity.equal("tokens at home", home, right)]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
-        """Unknown."""
-        return "the engine's buffers are its own"
-
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """None: torch cannot count what the engine's kernels send."""
         return []
@@ -166,9 +162,8 @@ class Carrying(Experts):
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
         return Left(self.results(out, x, model), model, brought)
 
-    def peak(self, dtype: torch.dtype) -> int | str:
-        """Unknown."""
-        return "the engine's buffers are its own"
+    def peak(self, dtype: torch.dtype) -> None:
+        """Unknown: the engine's buffers are its own."""
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """The router's gradient."""

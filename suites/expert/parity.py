@@ -181,7 +181,7 @@ class Experts(Technique[Sharded]):
         found = {"params": memory.parameter_bytes(run.kept), "grads": memory.gradient_bytes(run.kept)}
         return memory.entries(found, self.sizes(dtype).states)
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int | None:
         """For the rows of this rank."""
         rank = self.ctx.rank
         went, came = sum(self.sent[rank]), sum(column(self.sent, rank))
@@ -212,9 +212,8 @@ class ExpertsFp8(Experts):
         rows = sum(column(self.sent, rank)), sum(self.sent[rank])
         return [Form(issued.layer(shape.experts, shape.hidden, dtype.itemsize, *rows))]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
-        """Unknown."""
-        return "what rounds to fp8 is many of torch's operations here, and one kernel where one trains"
+    def peak(self, dtype: torch.dtype) -> None:
+        """Unknown: what rounds to fp8 is many of torch's operations here, and one kernel where one trains."""
 
 
 def drawn(ctx: Context, kind: int, rank: int, shape: tuple[int, int]) -> Tensor:

@@ -124,7 +124,7 @@ class Traffic(Technique[None]):
         rows = sum(self.sent) + sum(self.received)
         return [Form(there_and_back(self.hidden, rows), self.variant, self.group)]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """For the rows of this rank."""
         rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
         return held.there_and_back(self.hidden, rows, dtype.itemsize)
@@ -166,7 +166,7 @@ class TrafficFp8(Traffic):
         """Rows sent in fp8, and rows returned in bf16."""
         return [Form(there_and_back(self.hidden, sum(self.received), sum(self.sent)))]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """Copies of the rows that arrived, their values, and copies of the rows that came back, or sums."""
         rows: int = sum(self.received) + max(sum(self.sent), len(self.x))
         return self.right.nbytes + rows * self.hidden * dtype.itemsize

@@ -84,7 +84,7 @@ class RoundTrip(Technique[None]):
         rows = rows_of(self.sent, self.ctx.rank)
         return [Form(round_trip(self.shape.experts, self.shape.hidden, rows), self.variant, self.group)]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """For the rows of this rank."""
         went, came = sum(self.sent[self.ctx.rank]), sum(column(self.sent, self.ctx.rank))
         return held.round_trip(self.shape.hidden, went, came)

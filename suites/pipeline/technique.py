@@ -169,7 +169,7 @@ class Scheduled(Technique[Pipeline]):
         """Number the results in a step's answer."""
         return {**told, **{part: self.in_order(told[part]) for part in ("parity", "repeat")}}
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """The ceiling of its closed form."""
         return self.holds(dtype)[PEAK]
 

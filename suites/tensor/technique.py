@@ -158,11 +158,11 @@ class Layer(Technique[Sequence[Tensor]]):
             memory.entry("grads", memory.storage_bytes([one for one in grads if one is not None]), expected),
         ]
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int | None:
         """A share of the whole layer's peak, measured on this rank alone."""
         form = self.activations(dtype)
         if form is None or not form.peak:
-            return super().peak(dtype)
+            return None
         with watch() as watched:
             model, x = deepcopy(self.whole).to(dtype), as_input(self.x, dtype)
             with watched.looking():

@@ -287,7 +287,7 @@ class Trained(Technique[AnEngine]):
         """Compare the updates with their rule."""
         return run.kept.updates.entries(run.kept.updated())
 
-    def peak(self, dtype: torch.dtype) -> int | str:
+    def peak(self, dtype: torch.dtype) -> int:
         """The ceiling of a step."""
         return self.kind.holds(self.sizes, dtype.itemsize)[PEAK]
 

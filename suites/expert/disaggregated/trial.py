@@ -74,7 +74,10 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
 
 
 class Apart(Technique[Log]):
-    """A pass: an attention rank ends with its micro-batches, an expert rank with the rows it was given."""
+    """A pass: an attention rank ends with its micro-batches, an expert rank with the rows it was given.
+
+    Its peak is unknown, for a pass keeps all rows itself: what came to be compared, and what it sent.
+    """
 
     dtypes = (EXACT, WIDE, TRAINED)
     joined = ("forward", "row at experts")
@@ -100,10 +103,6 @@ class Apart(Technique[Log]):
     def reference(self, dtype: torch.dtype) -> Named:
         """The co-located model, on this rank."""
         return self.named(self.made[dtype].expected(self.ctx.rank, self.ctx.size))
-
-    def peak(self, dtype: torch.dtype) -> int | str:
-        """None: a pass keeps all rows on purpose."""
-        return "a pass keeps all rows itself: what came to be compared, and what was sent until its end"
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Counts and rows to and from every peer."""
