@@ -16,8 +16,8 @@ from suites.expert import issued
 from suites.expert.deepep import Arrived, Engine, combined, dispatched
 from suites.expert.layer import Sharded, route
 from suites.expert.parity import Experts, Layer
-from suites.expert.routing import Shape, counts, tables, uniform
-from suites.expert.speed import Watched, paced, rank_tables
+from suites.expert.routing import Shape, counts, tables, uniform, visited
+from suites.expert.speed import Watched, paced
 from suites.expert.tokens import stream
 
 _ROWS, _WEIGHTS = 770, 771
@@ -48,7 +48,7 @@ class Load:
 
     def visited(self, rank: int) -> Tensor:
         """How many ranks each token of a rank goes to."""
-        goes = rank_tables([one.cpu() for one in self.chosen], self.experts)[rank]
+        goes = visited(self.chosen[rank], self.experts, len(self.chosen))
         return goes.sum(1, keepdim=True).to(self.rows[rank])
 
 

@@ -21,7 +21,7 @@ from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, T
 from suites.expert import issued
 from suites.expert.issued import ACROSS, OTHERS, TAGS, WORD_BYTES, stand_ins
 from suites.expert.layer import exchange, inverse, lay_out
-from suites.expert.routing import Shape, column, limited_top_k, matrix, preference
+from suites.expert.routing import Shape, column, limited_top_k, matrix, preference, visited
 from suites.expert.tokens import expected_at_experts, rows_of, tokens
 
 
@@ -66,15 +66,9 @@ def nodes_of(ctx: Context, most: int) -> Nodes:
     return Nodes(count, ranks)
 
 
-def visited(chosen: Tensor, experts: int, nodes: Nodes) -> Tensor:
-    """Which nodes (columns) every token goes to."""
-    found = torch.zeros(chosen.shape[0], nodes.count, dtype=torch.bool, device=chosen.device)
-    return found.scatter_(1, chosen * nodes.count // experts, value=True)
-
-
 def two_hops(ctx: Context, nodes: Nodes, chosen: Tensor, rows: Tensor, experts: int) -> TwoHops:
     """Send every token to its experts, let expert e multiply it by e + 1, and add up."""
-    width, first = rows.shape[1], _Hop(ctx, nodes, visited(chosen, experts, nodes))
+    width, first = rows.shape[1], _Hop(ctx, nodes, visited(chosen, experts, nodes.count))
     forwarded = exchange(torch.cat([rows, chosen], dim=1)[first.token], first.sent, first.received)
     row, slot = torch.where(forwarded[:, width:] * nodes.count // experts == nodes.of(ctx.rank))
     inner = lay_out(forwarded[row, width + slot], experts, ctx.size)
@@ -138,7 +132,7 @@ class Limited(Technique[TwoHops]):
 
     def beside(self, dtype: torch.dtype, run: Run[TwoHops]) -> Entries:
         """Compare a token's number of nodes with the most, and its experts with those of the rule."""
-        widest = visited(self.chosen, self.shape.experts, self.nodes).sum(1).max()
+        widest = visited(self.chosen, self.shape.experts, self.nodes.count).sum(1).max()
         most = torch.full_like(widest, self.most)
         return [
             parity.equal("nodes of a token", widest.clamp(min=self.most), most),
@@ -202,12 +196,10 @@ def hop_matrices(
     ranks = len(routing)
     first = [[0] * ranks for _ in range(ranks)]
     second = [[0] * ranks for _ in range(ranks)]
-    for source, chosen in enumerate(routing):
-        for node, rows in enumerate(visited(chosen, experts, nodes).sum(0).tolist()):
+    for source, (chosen, direct) in enumerate(zip(routing, matrix(routing, experts), strict=True)):
+        for node, rows in enumerate(visited(chosen, experts, nodes.count).sum(0).tolist()):
             first[source][nodes.peer(node, source)] += rows
-        for target, rows in enumerate(
-            torch.bincount(chosen.flatten() * ranks // experts, minlength=ranks).tolist()
-        ):
+        for target, rows in enumerate(direct):
             second[nodes.peer(nodes.of(target), source)][target] += rows
     return first, second
 

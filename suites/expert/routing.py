@@ -136,6 +136,12 @@ def matrix(routing: list[torch.Tensor], experts: int) -> list[list[int]]:
     return [counts(chosen, experts).view(ranks, -1).sum(1).tolist() for chosen in routing]
 
 
+def visited(chosen: torch.Tensor, experts: int, parts: int) -> torch.Tensor:
+    """Which of so many equal parts of the experts (columns) every token goes to: ranks, or nodes."""
+    found = torch.zeros(len(chosen), parts, dtype=torch.bool, device=chosen.device)
+    return found.scatter_(1, chosen * parts // experts, value=True)
+
+
 def column(sent: list[list[int]], rank: int) -> list[int]:
     """What a rank receives from every rank."""
     return [row[rank] for row in sent]

@@ -25,32 +25,23 @@ from suites.expert import held
 from suites.expert.fp8 import packed, pattern, unpacked
 from suites.expert.issued import there_and_back
 from suites.expert.layer import Group
-from suites.expert.routing import Shape, column, even_tables
+from suites.expert.routing import Shape, column, even_tables, visited
 from suites.expert.tokens import stream
 
 _ROWS = 730
 _FINITE = 0x3FFF  # of a bf16 number's bits
 
 
-def rank_tables(routing: list[Tensor], experts: int) -> list[Tensor]:
-    """Which ranks (columns) every token of every rank goes to."""
-    ranks = len(routing)
-    return [
-        torch.zeros(len(chosen), ranks, dtype=torch.bool).scatter_(1, chosen * ranks // experts, value=True)
-        for chosen in routing
-    ]
-
-
 def even_traffic(seed: int, ranks: int, shape: Shape) -> list[Tensor]:
-    """The same for tokens that go everywhere evenly."""
-    return rank_tables(even_tables(seed, ranks, shape), shape.experts)
+    """Which ranks (columns) every token of every rank goes to, where they go everywhere evenly."""
+    return [visited(chosen, shape.experts, ranks) for chosen in even_tables(seed, ranks, shape)]
 
 
 @dataclass
 class Traffic(Technique[None]):
     """The buffers of one rank: its tokens (bf16 patterns), what it receives, and what that must be.
 
-    Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is `rank_tables`.
+    Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is as in `even_traffic`.
     """
 
     ctx: Context

@@ -143,12 +143,12 @@ def exact(
     return _carried(ctx, [(*way, dtype) for dtype in PAYLOADS for way in ways], what, among)
 
 
-def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int, what: str = "expert") -> dict[str, Any]:
+def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int) -> dict[str, Any]:
     """The same through a dispatch in fp8, by its bytes, and a combine in bf16."""
     row_bytes = fp8_bytes(hidden)
     times = enlargement(ctx, even_items(rows) * row_bytes)
     there, back = scaled(rows, times * row_bytes), scaled(transposed(rows), times * hidden)
-    return _carried(ctx, [(f"{what} dispatch", there, "uint8"), (f"{what} combine", back, "bf16")], what)
+    return _carried(ctx, [("expert dispatch", there, "uint8"), ("expert combine", back, "bf16")], "expert")
 
 
 def _carried(

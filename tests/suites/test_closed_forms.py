@@ -27,6 +27,7 @@ from fixtures.wire.held import named
 from suites.context import techniques, torch_ring
 from suites.context.test_context import CONTEXT
 from suites.expert import layer
+from suites.expert.routing import counts, top_k
 from suites.mesh import test_mesh
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.run import Mixture
@@ -103,14 +104,12 @@ def counted(task: Task, grid: Grid) -> Callable[..., None]:
     """An all-to-all that brings counts as they would come; of rows only the shapes are real."""
     own, real = grid.group("ep"), dist.all_to_all_single
     order = [(i, n) for i in range(task.dims.micro_batches) for n in task.blocks_of(task.place[0])]
-    tables = cycle(
-        [
-            torch.cat(
-                [task.rows_sent(rank, n, i).view(own.size, -1)[own.rank] for rank in grid.lines["ep"].ranks]
-            )
-            for i, n in order
-        ]
-    )
+
+    def sent(rank: int, layer: int, micro_batch: int) -> torch.Tensor:
+        chosen = top_k(task.wanted(rank, layer, micro_batch), task.dims.top_k)
+        return counts(chosen, task.experts).view(own.size, -1)[own.rank]
+
+    tables = cycle([torch.cat([sent(rank, n, i) for rank in grid.lines["ep"].ranks]) for i, n in order])
 
     def call(output: torch.Tensor, given: torch.Tensor, *splits: Any, **group: Any) -> None:
         real(output, given, *splits, **group)

@@ -22,7 +22,7 @@ from suites.context.layout import zigzag
 from suites.context.ring_attention import wide
 from suites.expert.layer import Unsharded
 from suites.expert.parity import DECIDES
-from suites.expert.routing import Shape, counts, top_k
+from suites.expert.routing import Shape
 from suites.mesh.moe.issued import LAYERS, VOCABULARY, Sizes
 from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
 from suites.tensor.regions import Group
@@ -105,10 +105,6 @@ class Task(Sizes):
         """What a rank's own tokens prefer: (tokens, experts), on the CPU."""
         whole = self.preferences(layer, self.rows_of(rank, micro_batch))
         return whole[:, self.own_positions(rank)].flatten(0, 1)
-
-    def rows_sent(self, rank: int, layer: int, micro_batch: int) -> Tensor:
-        """How many rows go from a rank to each expert."""
-        return counts(top_k(self.wanted(rank, layer, micro_batch), self.dims.top_k), self.experts)
 
     # the unsharded model
 

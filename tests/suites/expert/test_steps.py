@@ -14,7 +14,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import ITERATIONS, LARGEST_BYTES
 from suites.expert.disaggregated.model import Pace
-from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of, visited
+from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of
 from suites.expert.layer import route
 from suites.expert.parity import Experts, layer
 from suites.expert.routing import (
@@ -26,6 +26,7 @@ from suites.expert.routing import (
     top_k,
     transposed,
     uniform,
+    visited,
 )
 from suites.expert.speed import Traffic, TrafficFp8, even_traffic
 from suites.expert.test_expert import ROUTINGS
@@ -97,7 +98,7 @@ def test_a_token_crosses_to_at_most_m_nodes_and_once_to_each(ranks: int) -> None
     nodes = Nodes(ranks // 2, 2)
     shape, most = Shape(4, 8, 1, 4 * ranks, 4), min(2, nodes.count)
     routed = limited_tables(7, ranks, shape, nodes, most)
-    visits = [visited(chosen, shape.experts, nodes) for chosen in routed]
+    visits = [visited(chosen, shape.experts, nodes.count) for chosen in routed]
     assert max(int(one.sum(1).max()) for one in visits) <= most
     first, second = hop_matrices(routed, shape.experts, nodes)
     crossed = sum(crossing(first, rank, nodes) for rank in range(ranks))
