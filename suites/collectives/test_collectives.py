@@ -10,12 +10,12 @@ from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, judging, pairs, peers
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, NVLINK_ACROSS, Case
 from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
+from thresholds.units import DTYPES
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
 REDUCTIONS = tuple(name for name, row in EVERYWHERE.items() if row.reduces)
 DATA = (*REDUCTIONS, *(name for name, row in EVERYWHERE.items() if not row.reduces))
 ACROSS = tuple(name for name in COLLECTIVES if name not in EVERYWHERE)
-DTYPES = ("fp32", "fp16", "bf16", "fp64", "int32", "int64", "uint8", "fp8_e4m3", "fp8_e5m2")
 # The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
 OPERATIONS = ("avg", "min", "max", "prod")
 OPERATION_DTYPES = ("fp32", "bf16", "int64")
