@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fixtures.ranks.steps import Unsupported
 from fixtures.ranks.study.models import repeatable
 from suites.context.layout import Layout
 from suites.context.ring_attention import Blocks, Gradients, Kernel, share_of, wide
 
-Tensor = torch.Tensor
 _AMPERE = (8, 0)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -22,7 +23,6 @@ from suites.tensor.layers import columns, rows
 from suites.tensor.models import DroppingMlp, seed_of
 from suites.tensor.regions import Group, copy_to, gathered_linear, reduce_from, reduce_scatter_to_sequence
 
-Tensor = torch.Tensor
 Cut = Callable[[Tensor], Tensor]
 SEQUENCE = 1  # the dimension of (batch, length, width) that sequence parallelism splits
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
 from suites.tensor.regions import Group, all_reduce, copy_to, gather_from, reduce_from, scatter_to
-
-Tensor = torch.Tensor
 
 
 def rows(group: Group) -> Callable[[Tensor], Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fixtures.ranks.exact.payload import key
@@ -19,7 +19,6 @@ from fixtures.ranks.study.models import Attention, Block, Mlp, seeded, tokens
 from suites.tensor.issued import enough, multiple
 from suites.tensor.technique import drawn
 
-Tensor = torch.Tensor
 _APART = 2718
 Module = TypeVar("Module", bound=nn.Module)
 Model = tuple[nn.Module, Tensor]  # with its input

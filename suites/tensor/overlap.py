@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
@@ -33,8 +34,6 @@ from suites.tensor import blocks
 from suites.tensor.blocks import SEQUENCE, Split
 from suites.tensor.regions import Group, all_gather, reduce_scatter
 from suites.tensor.technique import SIZE_BYTES, Functional
-
-Tensor = torch.Tensor
 
 _MODULE = "torch.distributed._symmetric_memory"
 _GATHER, _SCATTER = "_fused_all_gather_matmul", "_fused_matmul_reduce_scatter"

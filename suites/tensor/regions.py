@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.autograd import Function
 
 from fixtures.ranks.collectives.calls import renamed
 
-Tensor = torch.Tensor
 Meet = Callable[[Tensor], Tensor]
 
 

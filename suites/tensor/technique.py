@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -53,7 +53,6 @@ from fixtures.wire.collectives import collective_of
 from suites.tensor.issued import ACTIVATIONS, CALLS, ELEMENTS, GROUP, Activations
 from suites.tensor.regions import Group, all_reduce
 
-Tensor = torch.Tensor
 Cut = Callable[[Tensor], Tensor]  # a view: what of a whole tensor a rank holds
 Weights = dict[str, Tensor]
 Forward = Callable[[Weights, Tensor], Tensor]
