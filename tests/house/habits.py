@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.house.tree import dotted, parsed, sources
+from tests.house.tree import dotted, sources, walked
 
 LIBRARY = ("fixtures", "suites", "thresholds", "reports")
 EVERYWHERE = (*LIBRARY, "tests", "conftest.py")
@@ -28,7 +28,7 @@ def violations(root: Path, habit: Habit) -> Iterator[str]:
     """Every place that has the habit and is not excepted, and every exception that is not needed."""
     needed = set()
     for path in sources(root, *habit.folders):
-        for node in ast.walk(parsed(root / path)):
+        for node in walked(root / path):
             if not habit.found(node):
                 continue
             needed.add(path.as_posix())

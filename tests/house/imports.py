@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.house.tree import parsed, sources
+from tests.house.tree import sources, walked
 
 HOUSE = ("fixtures", "suites", "thresholds", "reports", "tests", "conftest")
 RECORDS = ("reports.record", "reports.journal")
@@ -53,7 +53,7 @@ def violations(root: Path, table: tuple[Room, ...]) -> Iterator[str]:
 
 def imported(root: Path, path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of every module that a file imports, wherever in the file it does so."""
-    for node in ast.walk(parsed(root / path)):
+    for node in walked(root / path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from tests.house.tree import files, parsed, sources
+from tests.house.tree import files, sources, walked
 
 FILE_LINES = 400
 FUNCTION_LINES = 40
@@ -49,6 +49,6 @@ def long_functions(root: Path) -> Iterator[str]:
 
 def functions(path: Path) -> Iterator[tuple[str, int, int]]:
     """Name, line and length (from `def` to its last line) of every function of a file."""
-    for node in ast.walk(parsed(path)):
+    for node in walked(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             yield node.name, node.lineno, node.end_lineno - node.lineno + 1

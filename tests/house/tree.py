@@ -31,6 +31,12 @@ def sources(root: Path, *folders: str) -> Iterator[Path]:
 
 
 @cache
+def walked(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of one file; cached, because most rules look at each."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of one file; cached, because every rule asks for it."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
