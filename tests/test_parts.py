@@ -15,7 +15,10 @@ from tests.house.tree import ROOT
 from tests.parts import STAGES, Ended, Part, alone, report, run
 
 CHECKS = """
-import signal
+import signal, sys
+
+def test_what_is_compiled_is_kept():
+    assert not sys.dont_write_bytecode
 
 def test_it_can_be_interrupted():
     assert not FAILS
@@ -41,6 +44,7 @@ def test_parts_run_beside_each_other_and_each_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LOGS", tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     both = []
     for name in ("green", "red"):
         file = tmp_path / f"test_{name}.py"
@@ -48,9 +52,16 @@ def test_parts_run_beside_each_other_and_each_is_told(
         both.append(Part(name, (str(file),)))
     found = {one.part.name: one for one in run(both)}
     assert {name: one.status for name, one in found.items()} == {"green": 0, "red": 1}
-    assert "1 passed" in str(found["green"])
-    assert "1 failed" in str(found["red"])
+    assert "2 passed" in str(found["green"])
+    assert "1 failed, 1 passed" in str(found["red"])
     assert all(0 < one.cpu_s < 60 for one in found.values())
+
+
+class Script(Part):
+    """A program in place of a pytest, which takes seconds to start."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-S", *self.paths]
 
 
 def test_a_stage_begins_when_the_one_before_it_is_over(
@@ -64,10 +75,10 @@ def test_a_stage_begins_when_the_one_before_it_is_over(
         "next": "assert os.path.exists(OVER)",
     }.items():
         over = f"OVER = {str(tmp_path / 'long.over')!r}"
-        after = "    open(OVER, 'x')\n" if name == "long" else ""
-        file = tmp_path / f"test_{name}.py"
-        file.write_text(f"import os, time\n{over}\ndef test_it():\n    {text}\n{after}")
-        made.append(Part(name, (str(file),)))
+        after = "open(OVER, 'x')\n" if name == "long" else ""
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"import os, time\n{over}\n{text}\n{after}")
+        made.append(Script(name, (str(file),)))
     ended = list(run(made[:2], made[2:]))
     assert [one.part.name for one in ended] == ["quick", "long", "next"]
     assert [one.status for one in ended] == [0, 0, 0]
