@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 
 from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.exact.compare import MOST_REPORTED
+from fixtures.ranks.exact.dtypes import NAMES
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.at_size import at_size
@@ -50,6 +51,7 @@ from fixtures.ranks.study.pattern import Move, Pattern, exact, moved, timed
 from fixtures.ranks.study.peak import watch
 from fixtures.ranks.study.traffic import Expected
 from fixtures.wire.collectives import collective_of
+from fixtures.wire.held import titled
 from suites.tensor.issued import ACTIVATIONS, CALLS, ELEMENTS, GROUP, Activations
 from suites.tensor.regions import Group, all_reduce
 
@@ -181,13 +183,14 @@ class Layer(Technique[Sequence[Tensor]]):
         if self.ctx.at_size:
             return at_size(self.ctx, self)
         found = study(self.ctx, self)
-        said, left = answer(found), list[Left[Sequence[Tensor]]]()
+        said, left, dtype = answer(found), list[Left[Sequence[Tensor]]](), self.dtypes[-1]
         self.ctx.progress.phase("timed step")
         with repeatable():
-            run = self.ready(TRAINED)
+            run = self.ready(dtype)
             step_s = seconds_of(self.ctx, lambda: left.append(run()))
-        first, again = found.runs[TRAINED].results, self.comparable(left[0].results)
-        said["repeat"] += [parity.equal(f"{what} (timed, bf16)", again[what], first[what]) for what in first]
+        first, again = found.runs[dtype].results, self.comparable(left[0].results)
+        word = f"timed, {NAMES[dtype]}"
+        said["repeat"] += [parity.equal(titled(what, word), again[what], first[what]) for what in first]
         moved = sent(self)
         return {**said, **moved, "figures": {"step_seconds": step_s, **moved["figures"], **self.figures()}}
 

@@ -51,7 +51,7 @@ def _bug(step: str, name: str, patch: Patch, size: int = 2) -> Bug:
 
 
 def _odd(step: str, patch: Patch) -> Bug:
-    return Bug("odd tail lost", step, dict(_ODD[step].parameters), patch, ("parity",))
+    return Bug("odd tail lost", step, dict(_ODD[step].parameters), patch, ("parity",), narrow=True)
 
 
 BUGS = [

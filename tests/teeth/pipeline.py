@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.autograd import graph
 from torch.distributed import pipelining
 
-from tests.teeth.bug import Bug, never, planted, replacing
+from tests.teeth.bug import Bug, is_narrow, never, planted, replacing
 from tests.teeth.patches.expert import both_twice
 from tests.teeth.patches.flips import Late
 from tests.teeth.patches.flips import flip as flip_bit
@@ -174,7 +174,7 @@ def stale_payload(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def on(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
     """Plant a bug in one schedule."""
-    return Bug(name, f"pipeline.{step}", SIZE, patch=patch, red=red, size=size)
+    return Bug(name, f"pipeline.{step}", SIZE, patch, red, size, narrow=is_narrow(name))
 
 
 def at_the_edges(name: str, patch: Patch, *red: str) -> Bug:

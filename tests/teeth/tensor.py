@@ -282,9 +282,18 @@ BUGS = [
     Bug("a bit flipped whenever it is sent", "tensor.row", ROW, flipped_payloads, ("wrong",)),
     Bug("added up in bf16", "tensor.mlp", MLP, all_reduce(coarse, always), PARITY),
     Bug("f without its all_reduce", "tensor.mlp", MLP, dropped(backward), BOTH),
-    Bug("a low bit flipped once", "tensor.mlp", MLP, flipped_once, ("repeat",)),
-    Bug("bf16 cut off", "tensor.mlp", MLP, narrow.of("all_reduce", narrow.truncated), ("wrong",)),
-    Bug("bf16 cut off", "tensor.sequence", BLOCK, narrow.of(SCATTER, narrow.truncated), ("wrong",)),
+    Bug("a low bit flipped once", "tensor.mlp", MLP, flipped_once, ("repeat",), narrow=True),
+    Bug(
+        "bf16 cut off", "tensor.mlp", MLP, narrow.of("all_reduce", narrow.truncated), ("wrong",), narrow=True
+    ),
+    Bug(
+        "bf16 cut off",
+        "tensor.sequence",
+        BLOCK,
+        narrow.of(SCATTER, narrow.truncated),
+        ("wrong",),
+        narrow=True,
+    ),
     Bug("all ranks draw the same hidden mask", "tensor.mlp_dropout", DROPPING, SAME, PARITY),
     Bug("ranks draw different output masks", "tensor.mlp_dropout", DROPPING, DIFFERENT, PARITY),
     Bug("g without its all_reduce", "tensor.mlp_dropout", DROPPING, dropped(always), BOTH),

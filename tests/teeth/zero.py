@@ -9,7 +9,7 @@ import torch
 
 from suites.zero import policies, wrapped
 from suites.zero.test_zero import DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
-from tests.teeth.bug import Bug, Maker, Patch, never, of, planted, told
+from tests.teeth.bug import Bug, Maker, Patch, is_narrow, never, of, planted, told
 from tests.teeth.mesh import elsewhere
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import transient
@@ -76,7 +76,7 @@ def of_model(make: Maker) -> Patch:
 
 
 def _bug(step: str, name: str, patch: Patch, *red: str, size: int = 2) -> Bug:
-    return Bug(name, step, _PARAMETERS[step], patch, red, size)
+    return Bug(name, step, _PARAMETERS[step], patch, red, size, narrow=is_narrow(name))
 
 
 def _plain(bug: Bug) -> Bug:
@@ -93,10 +93,10 @@ def _shallow(bug: Bug) -> Bug:
     return replace(bug, parameters={**bug.parameters, "layers": SMALL["layers"]})
 
 
-# One lowest bit, once, in each kind of exchange: in the first run in fp64, or (`late`) in one in bf16.
+# One lowest bit, once, in each kind of exchange: in the first run in fp64, or in one in bf16.
 _TRANSIENTS = [
     _bug("zero.ddp", "lowest bit flips once", transient_in_bucket(4), "repeat"),
-    _bug("zero.ddp", "lowest bit flips once, late", transient_in_bucket(20), "repeat"),
+    _bug("zero.ddp", "lowest bit flips once in bf16", transient_in_bucket(20), "repeat"),
     _bug("zero.recompute", "lowest bit flips once", transient_in_bucket(6), "repeat"),
     _bug("zero.zero_redundancy", "lowest bit flips once", transient_in_bucket(6), "repeat"),
     _bug("zero.zero_redundancy", "lowest bit flips once, broadcast", transient("broadcast", 3), "repeat"),
@@ -105,8 +105,8 @@ _TRANSIENTS = [
         for step in ("zero1", "zero2", "zero3", "fsdp", "fsdp_prefetch", "fsdp_mixed", "mixed_precision")
         for call in ("all_gather_single", "reduce_scatter_single")
     ),
-    _bug("zero.zero1", "lowest bit flips once, late", transient("all_gather_single", 20), "repeat"),
-    _bug("zero.fsdp", "lowest bit flips once, late", transient("reduce_scatter_single", 20), "repeat"),
+    _bug("zero.zero1", "lowest bit flips once in bf16", transient("all_gather_single", 20), "repeat"),
+    _bug("zero.fsdp", "lowest bit flips once in bf16", transient("reduce_scatter_single", 20), "repeat"),
     *(
         _bug("zero.hsdp", f"lowest bit flips once, {call}", transient(call, 5), "repeat", size=4)
         for call in ("all_gather_single", "reduce_scatter_single", "all_reduce")
@@ -195,7 +195,7 @@ _CAST = [
         "traffic",
         "memory",
     ),
-    _bug("zero.fsdp_prefetch", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
+    _bug("zero.fsdp_prefetch", "wrong divisor in bf16", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.fsdp_prefetch", "gathered off by one shard", of("all_gather_single", rotated), "parity"),
 ]
 _DEEPSPEED = [
@@ -281,7 +281,7 @@ _USUAL = [
     _bug("zero.zero_redundancy", "no broadcast", of("broadcast", dropped), "parity", "traffic"),
     _bug("zero.zero_redundancy", "broadcast by the next rank", of("broadcast", next_root), "parity", "wrong"),
     _bug("zero.zero_redundancy", "sum in place of mean", hooked(sum_hook), "parity"),
-    _bug("zero.fsdp", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
+    _bug("zero.fsdp", "wrong divisor in bf16", of("reduce_scatter_single", SUMMED), "parity"),
     _bug("zero.fsdp", "gathered off by one shard", of("all_gather_single", rotated), "parity", "wrong"),
     _bug("zero.fsdp", "never resharded", KEPT_WHOLE, "traffic", "memory"),
     _bug(
@@ -294,7 +294,7 @@ _USUAL = [
         size=4,
     ),
     _bug("zero.hsdp", "never resharded", KEPT_WHOLE, "traffic", "memory", size=4),
-    _bug("zero.hsdp", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity", size=4),
+    _bug("zero.hsdp", "wrong divisor in bf16", of("reduce_scatter_single", SUMMED), "parity", size=4),
     _bug(
         "zero.mixed_precision",
         "reduced in bf16",
