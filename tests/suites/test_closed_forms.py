@@ -46,7 +46,9 @@ BLOCK = {"batch": 1, "channels": 2, "heads": 1, "hidden": 2}
 # In a large world the smallest matrices that divide are large.
 DENSE: list[Case] = [(case.step, {**case.parameters, "rows": 1, "layers": 1}) for case in test_mesh.STEPS]
 CASES: dict[str, list[Case]] = {
-    "zero": [(case.step, case.parameters) for case in test_zero.STEPS],
+    "zero": [
+        (case.step, {**case.parameters, "layers": test_zero.SMALL["layers"]}) for case in test_zero.STEPS
+    ],
     "tensor": [
         (case.step, {name: BLOCK.get(name, value) for name, value in case.parameters.items()})
         for case in test_tensor.STEPS
@@ -185,7 +187,7 @@ PLANNED = {
 PLACES = {
     "zero": [(64, 63)],
     "tensor": [(8, 0), (64, 63)],
-    "context": [(8, 7), (64, 32)],
+    "context": [(8, 7), (32, 16)],
     "mesh": [(8, 0), (64, 33)],
 }
 

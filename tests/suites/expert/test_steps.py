@@ -211,11 +211,11 @@ def test_of_more_ranks_that_add_up_in_bf16_more_is_tolerated_of_the_router_alone
 
 def test_the_unsharded_model_visits_its_experts_as_often_in_any_world() -> None:
     visits = {}
-    for ranks in (8, 64):
+    for ranks in (8, 16):
         ctx = replace(context(0, ranks), at_size=True)
         technique = Experts(ctx, layer(ctx, "balanced", Shape(8, 16, 8, ranks, 2)))
         with mock.patch.object(MoE, "work", autospec=True, side_effect=MoE.work) as work:
             whole = technique.reference(torch.float32)
         visits[ranks] = work.call_count / ranks
         assert len(whole["forward"]) == 8 * ranks
-    assert visits[64] == visits[8]
+    assert visits[16] == visits[8]
