@@ -167,15 +167,16 @@ def convictions(check: CheckRecord) -> Iterator[tuple[str, Blame]]:
                 yield blame.nodes[0], blame
 
 
-def without_nodes(checks: Sequence[CheckRecord]) -> Iterator[tuple[CheckRecord, Blame]]:
-    """What checks without nodes (such as a self-check) blame, but for a pair that a convicted end explains.
+def blamed(checks: Sequence[CheckRecord]) -> Iterator[tuple[CheckRecord, Blame]]:
+    """All that checks blame, but for what a check without nodes saw on two nodes and one of them explains.
 
-    Of wrong data that two nodes saw, the one that is convicted of wrong data is the cause.
+    Of wrong data in a self-check, that is the one that another check convicts of wrong data.
     """
     convicted = {(blame.kind, node) for check in checks for node, blame in convictions(check)}
     for check in checks:
-        for blame in () if check.nodes else check.blame:
-            if len(blame.nodes) == 1 or not any((blame.kind, node) in convicted for node in blame.nodes):
+        for blame in (blame for part in check.parts for blame in part.blame):
+            pair = not check.nodes and len(blame.nodes) > 1
+            if not (pair and any((blame.kind, node) in convicted for node in blame.nodes)):
                 yield check, blame
 
 

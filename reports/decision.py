@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from reports.audit import Audit, Fault, NotReported, cut_short, examine, head, last_word, without_nodes
+from reports.audit import Audit, Fault, NotReported, blamed, cut_short, examine, head, last_word
 from reports.objections import Objection, Weight, collect, refusals
 from reports.record import (
     BESIDE,
@@ -120,18 +120,11 @@ def decide(records: Sequence[Record]) -> RunVerdict:
 
 def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator[Blamed]:
     """Yield the parts that checks name, the nodes that failed alone, and lost nodes that no check names."""
-    named = [Blamed(check.id, blame) for check, blame in without_nodes(checks)]
-    named += [
-        Blamed(check.id, blame)
-        for check in checks
-        if check.nodes
-        for part in check.parts
-        for blame in part.blame
-    ]
+    named = [Blamed(check.id, blame) for check, blame in blamed(checks)]
     alone = [check for check in checks if check.failed_alone]
     named += [Blamed(check.id, Blame(BlameKind.NODE, check.nodes, check.reason)) for check in alone]
     yield from named
-    known = {node for blamed in named for node in blamed.blame.nodes}
+    known = {node for one in named for node in one.blame.nodes}
     last = {record.name: record for record in records if isinstance(record, NodeRecord)}
     for node in last.values():
         if node.state not in (READY, SET_ASIDE) and node.name not in known:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from reports.audit import Audit, convictions, cut_short, head, last_word, spoken_for, without_nodes
+from reports.audit import Audit, blamed, convictions, cut_short, head, last_word, spoken_for
 from reports.record import (
     READY,
     BlameKind,
@@ -98,8 +98,8 @@ def _blamed_without_nodes(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
 
     The check goes on elsewhere, and the fault may not come back, so the node is unproven and not rejected.
     """
-    for check, blame in without_nodes(checks):
-        for node in blame.nodes:
+    for check, blame in blamed(checks):
+        for node in () if check.nodes else blame.nodes:
             yield Objection(node, Weight.UNCHECKED, f"{check.name}: {blame.sentence}", check.id)
 
 
