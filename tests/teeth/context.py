@@ -233,30 +233,13 @@ BUGS = [
     Bug("gradients not summed", GATHERED, FULL, instead(SCATTER, own_part), ("parity", "traffic", "wrong")),
     Bug("gradients summed in bf16", GATHERED, FULL, after(SCATTER, rounded), ("parity",)),
     Bug("bf16 gradients summed in bf16", GATHERED, FULL, SUMMED_NARROW, ("parity",), narrow=True),
-    Bug(
-        "bf16 gradients summed in bf16",
-        RING,
-        CAUSAL,
-        passing(narrow_sum, (GRADIENTS,)),
-        ("parity",),
-        narrow=True,
-    ),
-    Bug(
-        "bf16 gradients summed in bf16",
-        ZIGZAG,
-        SIZES,
-        passing(narrow_sum, (GRADIENTS,)),
-        ("parity",),
-        narrow=True,
-    ),
-    Bug(
-        "bf16 gradients summed in bf16, four blocks",
-        RING,
-        FULL,
-        passing(narrow_sum, (GRADIENTS,)),
-        ("parity",),
-        4,
-        narrow=True,
+    *(
+        Bug(name, step, sizes, passing(narrow_sum, (GRADIENTS,)), ("parity",), ranks, narrow=True)
+        for name, step, sizes, ranks in (
+            ("bf16 gradients summed in bf16", RING, CAUSAL, 2),
+            ("bf16 gradients summed in bf16", ZIGZAG, SIZES, 2),
+            ("bf16 gradients summed in bf16, four blocks", RING, FULL, 4),
+        )
     ),
     Bug("a bit flips once", GATHERED, FULL, after(SCATTER, low_bit, (1,), (1,)), ("repeat",)),
     Bug("a bit flips always", GATHERED, FULL, after(GATHER, low_bit, (), (1,)), ("wrong",)),
