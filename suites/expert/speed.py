@@ -25,7 +25,7 @@ from suites.expert import held
 from suites.expert.fp8 import packed, pattern, unpacked
 from suites.expert.issued import there_and_back
 from suites.expert.layer import Group
-from suites.expert.routing import Shape, column, even_tables, visited
+from suites.expert.routing import Shape, column, even_tables, scaled, visited
 from suites.expert.tokens import stream
 
 _ROWS = 730
@@ -121,8 +121,8 @@ class Traffic(Technique[None]):
         return held.there_and_back(self.hidden, rows, dtype.itemsize)
 
     def exact(self) -> list[list[int]]:
-        """Words from every rank to every rank: as many bytes as the tokens have."""
-        return [[rows * self.hidden // 4 for rows in row] for row in self.matrix]
+        """The bf16 from every rank to every rank: those of the tokens."""
+        return scaled(self.matrix, self.hidden)
 
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
         """Time dispatch and then combine; `ctx` has all ranks that take part in an iteration."""

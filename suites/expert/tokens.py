@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.exact.expected import moved_by
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, moved, timed
+from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, layers, moved, timed
+from fixtures.ranks.study.pattern import exact as exactly
 from suites.expert import held
 from suites.expert.issued import TAGS, WORD_BYTES, fp8_bytes, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
@@ -24,6 +26,7 @@ from suites.expert.routing import Shape, column, matrix, scaled, tables, transpo
 
 _TOKENS = 720
 _FORM = format_of("int64")
+_Way = tuple[str, list[list[int]], str]  # a name, the items from each rank to each, and their dtype
 
 
 def stream(ctx: Context, rank: int, tag: int, count: int) -> Tensor:
@@ -121,9 +124,9 @@ def expected_at_experts(
 
 
 def enlarged(ctx: Context, rows: list[list[int]], words: int) -> list[list[int]]:
-    """Words between any two ranks, multiplied to a size that suits the device."""
-    there = scaled(rows, words)
-    return scaled(there, enlargement(ctx, even_items(there) * WORD_BYTES))
+    """The bf16 between two ranks for `words` words a row, multiplied to a size that suits the device."""
+    there = scaled(rows, words * (WORD_BYTES // format_of(PAYLOADS[-1]).item_bytes))
+    return scaled(there, enlargement(ctx, even_items(there) * format_of(PAYLOADS[-1]).item_bytes))
 
 
 def even_items(there: list[list[int]]) -> int:
@@ -134,13 +137,19 @@ def even_items(there: list[list[int]]) -> int:
 def exact(
     ctx: Context, there: list[list[int]], what: str = "expert", among: Among | None = None
 ) -> dict[str, Any]:
-    """Send every payload by the splits of dispatch and combine: `there` are the items from each rank to each.
+    """Send every payload by the splits of dispatch and combine: `there` are the bf16 from each rank to each.
 
     Of n ranks the most that one sends another is p bytes. An even all_to_all of n p bytes sends p from each
     to each, so the uneven one puts no more on any link: its limit is that of the even one.
     """
-    ways = [(f"{what} dispatch", there), (f"{what} combine", transposed(there))]
-    return _carried(ctx, [(*way, dtype) for dtype in PAYLOADS for way in ways], what, among)
+    *narrow, trained = PAYLOADS
+    wrong = []
+    for dtype in narrow:
+        times = format_of(dtype).item_bytes // format_of(trained).item_bytes
+        fewer = [[-(-items // times) for items in row] for row in there]  # as many bytes
+        wrong += exactly(ctx, Pattern(_exchanges(ctx, _both(fewer, what, dtype), among)), what)
+    found = _carried(ctx, _both(there, what, trained), what, among)
+    return {**found, "wrong": [*wrong, *found["wrong"]][:MOST_REPORTED]}
 
 
 def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int) -> dict[str, Any]:
@@ -151,11 +160,18 @@ def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int) -> dict[str, Any
     return _carried(ctx, [("expert dispatch", there, "uint8"), ("expert combine", back, "bf16")], "expert")
 
 
-def _carried(
-    ctx: Context, ways: Sequence[tuple[str, list[list[int]], str]], what: str, among: Among | None = None
-) -> dict[str, Any]:
-    exchanges = [Dealt(ctx, way, items, among=among, dtype=dtype) for way, items, dtype in ways]
-    found = timed(ctx, Pattern(exchanges), what)
+def _carried(ctx: Context, ways: Sequence[_Way], what: str, among: Among | None = None) -> dict[str, Any]:
+    """Time both ways, for as many layers as a sample needs."""
     sizes = [even_items(items) * format_of(dtype).item_bytes for _, items, dtype in ways]
-    even = [Move("all_to_all", size, among) for size in sizes]
+    count = layers(ctx, sum(sizes))
+    found = timed(ctx, Pattern(_exchanges(ctx, [*ways] * count, among)), what)
+    even = [Move("all_to_all", size, among) for size in sizes] * count
     return {"wrong": found.wrong, **moved(ctx, even, found.seconds, what)}
+
+
+def _both(there: list[list[int]], what: str, dtype: str) -> list[_Way]:
+    return [(f"{what} dispatch", there, dtype), (f"{what} combine", transposed(there), dtype)]
+
+
+def _exchanges(ctx: Context, ways: Sequence[_Way], among: Among | None) -> list[Dealt]:
+    return [Dealt(ctx, way, items, among=among, dtype=dtype) for way, items, dtype in ways]
