@@ -15,7 +15,7 @@ from thresholds.hardware import Model
 # Two micro-batches per rank are the fewest that every schedule takes. The calibrated stages keep a rank busy
 # for so long that the time to send an activation matters little. Larger worlds train several pipelines at
 # once.
-SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 360, "repeats": 7, "most": 16}
+SIZE = {"width": 24, "rows": 4, "per_rank": 2, "busy_ms": 720, "repeats": 7, "most": 16}
 EDGES: dict[str, Any] = {
     "dtype": "bf16",
     "size_bytes": {"cpu": 1 << 20, "cuda": 8 << 20},  # 2048 tokens of 2048 channels on a GPU
