@@ -10,15 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.exact.expected import moved_by
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
-from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, layers, moved, timed
-from fixtures.ranks.study.pattern import exact as exactly
+from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, last_timed, layers, moved
 from suites.expert import held
 from suites.expert.issued import TAGS, WORD_BYTES, fp8_bytes, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
@@ -142,14 +140,13 @@ def exact(
     Of n ranks the most that one sends another is p bytes. An even all_to_all of n p bytes sends p from each
     to each, so the uneven one puts no more on any link: its limit is that of the even one.
     """
-    *narrow, trained = PAYLOADS
-    wrong = []
-    for dtype in narrow:
-        times = format_of(dtype).item_bytes // format_of(trained).item_bytes
-        fewer = [[-(-items // times) for items in row] for row in there]  # as many bytes
-        wrong += exactly(ctx, Pattern(_exchanges(ctx, _both(fewer, what, dtype), among)), what)
-    found = _carried(ctx, _both(there, what, trained), what, among)
-    return {**found, "wrong": [*wrong, *found["wrong"]][:MOST_REPORTED]}
+
+    def both(dtype: str) -> list[_Way]:
+        times = format_of(dtype).item_bytes // format_of(PAYLOADS[-1]).item_bytes
+        items = [[-(-count // times) for count in row] for row in there]  # as many bytes
+        return [(f"{what} dispatch", items, dtype), (f"{what} combine", transposed(items), dtype)]
+
+    return _carried(ctx, [both(dtype) for dtype in PAYLOADS], what, among)
 
 
 def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int) -> dict[str, Any]:
@@ -157,21 +154,19 @@ def exact_fp8(ctx: Context, rows: list[list[int]], hidden: int) -> dict[str, Any
     row_bytes = fp8_bytes(hidden)
     times = enlargement(ctx, even_items(rows) * row_bytes)
     there, back = scaled(rows, times * row_bytes), scaled(transposed(rows), times * hidden)
-    return _carried(ctx, [("expert dispatch", there, "uint8"), ("expert combine", back, "bf16")], "expert")
+    return _carried(ctx, [[("expert dispatch", there, "uint8"), ("expert combine", back, "bf16")]], "expert")
 
 
-def _carried(ctx: Context, ways: Sequence[_Way], what: str, among: Among | None = None) -> dict[str, Any]:
-    """Time both ways, for as many layers as a sample needs."""
-    sizes = [even_items(items) * format_of(dtype).item_bytes for _, items, dtype in ways]
+def _carried(
+    ctx: Context, forms: Sequence[list[_Way]], what: str, among: Among | None = None
+) -> dict[str, Any]:
+    """Send each form of a layer's ways there and back as often as timing needs, and time the last."""
+    sizes = [even_items(items) * format_of(dtype).item_bytes for _, items, dtype in forms[-1]]
     count = layers(ctx, sum(sizes))
-    found = timed(ctx, Pattern(_exchanges(ctx, [*ways] * count, among)), what)
+    patterns = [
+        Pattern([Dealt(ctx, way, items, among=among, dtype=dtype) for way, items, dtype in form * count])
+        for form in forms
+    ]
+    found = last_timed(ctx, patterns, what)
     even = [Move("all_to_all", size, among) for size in sizes] * count
     return {"wrong": found.wrong, **moved(ctx, even, found.seconds, what)}
-
-
-def _both(there: list[list[int]], what: str, dtype: str) -> list[_Way]:
-    return [(f"{what} dispatch", there, dtype), (f"{what} combine", transposed(there), dtype)]
-
-
-def _exchanges(ctx: Context, ways: Sequence[_Way], among: Among | None) -> list[Dealt]:
-    return [Dealt(ctx, way, items, among=among, dtype=dtype) for way, items, dtype in ways]
