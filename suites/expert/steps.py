@@ -25,7 +25,7 @@ from suites.expert.groups import Limited, nodes_of
 from suites.expert.issued import attention_ranks, capacity_of, sizes_in
 from suites.expert.parity import Experts, ExpertsFp8, fit_layer, layer
 from suites.expert.parts import divided, in_part
-from suites.expert.routing import Shape, imbalance, scaled
+from suites.expert.routing import Shape, imbalance
 from suites.expert.speed import Traffic, TrafficFp8, even_traffic
 from suites.expert.tokens import RoundTrip, enlarged, exact, exact_fp8
 
@@ -179,7 +179,7 @@ def deepep(
         told = answer(study(ctx, tokens), study(ctx, whole))
         large = Shape(count, width, 1, shape.experts, slots)
         timed = paces(ctx, made, load(ctx, "even", large), iterations, budget_s)
-    sent = exact(ctx, scaled(whole.sent, shape.hidden))
+    sent = exact(ctx, enlarged(ctx, whole.sent, shape.hidden))
     return {**told, **timed, "parity": told["parity"] + timed["parity"], **sent}
 
 
