@@ -17,6 +17,7 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Form, Left, Named, Seen, Technique
 from fixtures.ranks.study.pattern import PAYLOADS, Move, Pattern, enlargement, last_timed, layers, moved
+from fixtures.wire.collectives import TRAINED_BYTES
 from suites.expert import held
 from suites.expert.issued import TAGS, WORD_BYTES, fp8_bytes, round_trip
 from suites.expert.layer import Group, copies, exchange, inverse, lay_out, returned
@@ -123,8 +124,8 @@ def expected_at_experts(
 
 def enlarged(ctx: Context, rows: list[list[int]], words: int) -> list[list[int]]:
     """The bf16 between two ranks for `words` words a row, multiplied to a size that suits the device."""
-    there = scaled(rows, words * (WORD_BYTES // format_of(PAYLOADS[-1]).item_bytes))
-    return scaled(there, enlargement(ctx, even_items(there) * format_of(PAYLOADS[-1]).item_bytes))
+    there = scaled(rows, words * (WORD_BYTES // TRAINED_BYTES))
+    return scaled(there, enlargement(ctx, even_items(there) * TRAINED_BYTES))
 
 
 def even_items(there: list[list[int]]) -> int:
@@ -142,7 +143,7 @@ def exact(
     """
 
     def both(dtype: str) -> list[_Way]:
-        times = format_of(dtype).item_bytes // format_of(PAYLOADS[-1]).item_bytes
+        times = format_of(dtype).item_bytes // TRAINED_BYTES
         items = [[-(-count // times) for count in row] for row in there]  # as many bytes
         return [(f"{what} dispatch", items, dtype), (f"{what} combine", transposed(items), dtype)]
 
