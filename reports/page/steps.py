@@ -65,32 +65,43 @@ def families(checks: Iterable[CheckRecord]) -> tuple[Family, ...]:
 
 
 def _family(name: str, steps: Mapping[str, Sequence[CheckRecord]]) -> Family:
-    said = dict.fromkeys(
-        judgement.metric for checks in steps.values() for judgement in _judged(checks) if judgement.limit
-    )
+    judged = {step: _judged(checks) for step, checks in steps.items()}
+    said = dict.fromkeys(metric for metrics in judged.values() for metric in metrics)
     metrics = (*(one for one in _FIRST if one in said), *(one for one in said if one not in _FIRST))
-    rows = [_step(step, checks, metrics) for step, checks in steps.items()]
+    rows = [_step(step, checks, judged[step], metrics) for step, checks in steps.items()]
     measured = [row for row in rows if row.outcome is not Outcome.NOT_APPLICABLE]
     return Family(
         name, metrics, tuple(sorted(measured, key=lambda row: (GRAVITY.index(row.outcome), -row.used)))
     )
 
 
-def _step(name: str, checks: Sequence[CheckRecord], metrics: Sequence[str]) -> Step:
-    cells = tuple(_cell([one for one in _judged(checks) if one.metric == metric]) for metric in metrics)
+def _step(
+    name: str,
+    checks: Sequence[CheckRecord],
+    judged: Mapping[str, Sequence[Judgement]],
+    metrics: Sequence[str],
+) -> Step:
+    cells = tuple(_cell(judged.get(metric, ())) for metric in metrics)
     outcome = min((check.outcome for check in checks), key=GRAVITY.index)
     return Step(name, outcome, cells, _figures(checks, metrics))
 
 
-def _judged(checks: Sequence[CheckRecord]) -> list[Judgement]:
-    return [judgement for check in checks for judgement in check.judgements]
+def _judged(checks: Sequence[CheckRecord]) -> dict[str, list[Judgement]]:
+    """What has a limit, by metric."""
+    found: dict[str, list[Judgement]] = {}
+    for check in checks:
+        for judgement in check.judgements:
+            if judgement.limit:
+                found.setdefault(judgement.metric, []).append(judgement)
+    return found
 
 
 def _cell(judgements: Sequence[Judgement]) -> Cell:
     """Show the worst of them."""
-    cells = [_shown(judgement) for judgement in judgements if judgement.limit]
     return min(
-        cells, key=lambda cell: (GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used), default=Cell()
+        map(_shown, judgements),
+        key=lambda cell: (GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used),
+        default=Cell(),
     )
 
 
