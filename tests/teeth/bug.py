@@ -33,7 +33,7 @@ _SENT = {"wrong", "figures", "time"}
 _SHOWS: tuple[tuple[set[str], Any, str, Any], ...] = (
     ({"parity"}, driver, "compared", []),
     ({"repeat"}, driver, "repeated", []),
-    ({"repeat"}, driver, "record_deliveries", nullcontext(Deliveries())),
+    ({"repeat", "traffic"}, driver, "record_deliveries", nullcontext(Deliveries())),
     ({"memory"}, driver, "highest", []),
     ({"figures"}, at_size, "taken_down", {}),
     (_SENT, pattern, "exact", []),
