@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from reports.audit import Audit, Fault, NotReported, blamed, cut_short, examine, head, last_word
-from reports.objections import Objection, Weight, collect, refusals
+from reports.objections import Objection, Weight, collect, pytest_failed, refusals
 from reports.record import (
     BESIDE,
     READY,
@@ -134,14 +134,15 @@ def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
     """0 all accepted, 1 a node is rejected, 2 cut short or something unproven, 5 nothing was collected.
 
-    A selection ends as pytest users expect: 1 if a check failed, was not judged or blames a part, else 0.
+    A selection ends as pytest users expect: 1 if a check failed, was not judged or blames a part, or pytest
+    says that something else failed (a file that cannot be imported, a test of the user's), else 0.
     """
     if any(isinstance(record, PlanRecord) for record in records) and verdict.planned == 0:
         return 5
     if verdict.cut_short:
         return 2
     if verdict.selection:
-        return int(_anything_red(verdict))
+        return int(_anything_red(verdict) or pytest_failed(records))
     if verdict.standing(Standing.REJECTED):
         return 1
     if not verdict.nodes or verdict.standing(Standing.UNPROVEN) or _anything_red(verdict):

@@ -140,11 +140,15 @@ def refusals(records: Sequence[Record], audit: Audit) -> Iterator[str]:
         yield "pytest says that something failed, and no check says what"
 
 
+def pytest_failed(records: Sequence[Record]) -> bool:
+    """Whether pytest itself says that something failed."""
+    return any(isinstance(record, EndRecord) and record.pytest_status == 1 for record in records)
+
+
 def _unexplained_failure(records: Sequence[Record], audit: Audit) -> bool:
-    failed = any(isinstance(record, EndRecord) and record.pytest_status == 1 for record in records)
     outcomes = {record.outcome for record in records if isinstance(record, CheckRecord)}
     explained = outcomes & {Outcome.FAIL, Outcome.UNCHECKED} or audit.faults or audit.not_reported
-    return failed and not explained
+    return pytest_failed(records) and not explained
 
 
 def _untrusted(records: Sequence[Record], audit: Audit, everyone: Sequence[str]) -> dict[str, str]:

@@ -113,6 +113,7 @@ HABITS = (
         "name what can go wrong",
         {
             "fixtures/ranks/worker.py": "a step may raise anything, and all of it is evidence",
+            "fixtures/run/hooks.py": "what another plugin raises at the end must not cost the answer",
             "reports/render.py": "a page that cannot be drawn costs the page, not the verdict",
             "tests/fixtures/ranks/gloo_world.py": "a forked rank hands whatever it raised to its parent",
         },

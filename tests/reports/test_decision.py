@@ -141,6 +141,7 @@ RUNS: list[tuple[list[Record], str, int, str]] = [
     (headed(check(PAIR, outcome=Outcome.FAIL), selection="-k busbw"), "uu", 1, ""),
     (headed(check(PAIR, outcome=Outcome.UNCHECKED), selection="-k busbw"), "uu", 1, ""),
     (but(headed(selection="-k busbw"), BOTH), "uu", 1, ""),
+    ([*headed(selection="not collected: test_zero.py")[:-1], making.end(pytest_status=1)], "uu", 1, ""),
     (headed(check(PAIR, outcome=Outcome.FAIL), selection="-k busbw")[:-1], "uu", 2, ""),
     # nothing collected is 5, and cut short comes before rejected
     (nothing(""), "uu", 5, "nothing was planned"),
