@@ -118,6 +118,13 @@ def redden(report: Path) -> None:
         _taken_away(report)
 
 
+def withdraw(directory: Path) -> None:
+    """Leave red in the place of a report that is not whole, and no answer beside it; the journal stays."""
+    redden(directory / JUNIT)
+    for path in (*(directory / name for name in (*LISTS, VERDICT, PAGE)), *directory.glob(FAMILIES)):
+        _taken_away(path)
+
+
 def _tombstone(why: str) -> str:
     message = redact(clean(f"{TOMBSTONE}: {why}" if why else TOMBSTONE))
     return _XML.format(
@@ -170,6 +177,7 @@ def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | Non
     if not text:
         return None
     directory = (here / os.path.expanduser(text)).resolve()
+    directory = directory.parent if directory.name == JOURNAL else directory
     if runs is not None and directory == place.resolve() and not (directory / JOURNAL).exists():
         # `make begin` has let the link lead to a red report: the last run that began is meant.
         directory = max((path.parent.resolve() for path in runs.glob(f"*/{JOURNAL}")), default=directory)

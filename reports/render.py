@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import traceback
@@ -47,18 +48,16 @@ def _read(journal: Path) -> tuple[list[Record], str]:
         content = scan(journal, measurements=False)
     except OSError as fault:
         return [cut_off(f"{journal.name} cannot be read: {fault.strerror or fault}")], ""
-    return _with_workers(load_scanned(content, journal.name), journal.parent), content.last
+    return with_workers(load_scanned(content, journal.name), journal.parent), content.last
 
 
-def _with_workers(records: list[Record], directory: Path) -> list[Record]:
+def with_workers(records: list[Record], directory: Path, measurements: bool = False) -> list[Record]:
     """Add the workers' records that the run has not taken over yet: it still goes on, or was killed."""
     run, ends = head(records), [record for record in records if isinstance(record, EndRecord)]
     if run is None or any(end.pytest_status != UNKNOWN_STATUS for end in ends):
         return records
     known = {record.id for record in records if isinstance(record, CheckRecord)}
-    more = [
-        record for path in parts(directory, run.run_id) for record in of_workers(path, measurements=False)
-    ]
+    more = [record for path in parts(directory, run.run_id) for record in of_workers(path, measurements)]
     more = [one for one in more if not isinstance(one, CheckRecord) or one.id not in known]
     return [*(record for record in records if record not in ends), *more, *ends]
 
@@ -79,5 +78,6 @@ def _write_html(report_dir: Path, records: Sequence[Record], verdict: RunVerdict
         html.write(report_dir, records, verdict)
         log.unlink(missing_ok=True)
     except Exception as fault:  # noqa: BLE001 - any fault is logged and printed
-        write_file(log, traceback.format_exc())
+        with contextlib.suppress(OSError):  # where there is no room for the page there may be none for this
+            write_file(log, traceback.format_exc())
         print(f"report.html could not be drawn ({fault!r}); see {log}", file=sys.stderr)

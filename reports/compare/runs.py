@@ -16,6 +16,7 @@ from reports.journal import Scan, scan
 from reports.notation import number
 from reports.notation import size as size_text
 from reports.record import READY, CheckRecord, JobRecord, NodeRecord, Record, RunRecord
+from reports.render import with_workers
 
 Key = tuple[str, str, str]  # the nodes it was measured on, the check, the series or the metric
 _LABELS = ("metric", "what", "load", "name", "from", "to")
@@ -62,7 +63,8 @@ def read(place: Path, measurements: bool = True) -> Run:
     if found.faults or first is None:
         why = "; ".join(found.faults[:3]) or "it is empty"
         raise UnreadableError(f"{path}: {why}")
-    return Run(path, first, found.records, cut_short(found.records))
+    records = with_workers(found.records, path.parent, measurements)
+    return Run(path, first, records, cut_short(records))
 
 
 def scanned(place: Path, path: Path, measurements: bool = True) -> Scan:

@@ -12,7 +12,7 @@ from reports.decision import decide
 from reports.journal import Scan
 from reports.page.page import family
 from reports.record import CheckRecord
-from reports.render import load_scanned
+from reports.render import load_scanned, with_workers
 from reports.text import clean
 
 
@@ -24,7 +24,7 @@ def faults(directory: Path, content: Scan) -> Iterator[str]:
     """
     yield from (f"{JOURNAL}, {fault}" for fault in content.faults)
     yield from _other_end(directory / VERDICT, content)
-    records = load_scanned(content, JOURNAL)
+    records = with_workers(load_scanned(content, JOURNAL), directory)
     verdict = decide(records)
     yield from _other_lines(directory / VERDICT, verdict_file.text(records, verdict, content.last))
     for name, text in answer.lists(verdict):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.begin import UnusableError, begin, junit_path, take
+from reports.begin import JOURNAL, UnusableError, begin, junit_path, take
 from reports.hold import HeldError, Hold
 from tests.house.tree import ROOT
 from tests.reports import making
@@ -181,6 +181,15 @@ def kept(last_night: Path) -> tuple[Path, Path]:
     runs = last_night.with_name("runs")
     take(last_night, runs=runs).release()
     return last_night, runs
+
+
+@pytest.mark.parametrize("named", ["", JOURNAL])
+def test_the_run_that_is_gone_on_with_is_not_begun_in(last_night: Path, named: str) -> None:
+    before = contents(last_night)
+    done = command("--report-dir", str(last_night), "--resume", str(last_night / named))
+    assert done.returncode == 4
+    assert "what was measured there must stay" in done.stderr
+    assert contents(last_night) == before
 
 
 def test_a_run_leaves_the_last_one_as_it_was(kept: tuple[Path, Path]) -> None:

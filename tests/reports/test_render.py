@@ -5,6 +5,7 @@ import os
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,6 +123,15 @@ def test_a_page_that_cannot_be_drawn_costs_only_the_page(
     assert errors(tmp_path / "junit.xml") == 0
     assert "no fonts" in (tmp_path / "logs/report-html.txt").read_text()
     assert "report.html could not be drawn" in capsys.readouterr().err
+
+
+def test_neither_does_one_whose_fault_cannot_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "write", Mock(side_effect=OSError("no room")))
+    making.save(green(), tmp_path)
+    (tmp_path / "logs").touch()  # in the place of the folder
+    assert making.render(tmp_path) == 0
 
 
 def test_what_gates_nodes_is_written_before_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
