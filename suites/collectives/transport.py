@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.node import processes
-from fixtures.node.inventory.sysfs import nics
+from fixtures.node.inventory.sysfs import driver_of, nics
 from fixtures.node.nccl.log import from_nccl_log
+from fixtures.wire.facts import EFA
 
 Counters = dict[str, int]
 
@@ -22,6 +23,8 @@ MOST_LOG_BYTES = 64 << 20
 LOG_HEAD_BYTES = 1 << 20
 SETTLE_S = 2.0  # a driver may publish a port's counters once a second
 IDLE_S = 1.1  # as long as it takes a driver to publish them
+# Bytes that a port sent, where its driver counts them itself: EFA and Broadcom (bnxt_re), Pensando (ionic).
+SENT = ("tx_bytes", "tx_rdma_ucast_bytes")
 # The counters of network devices see GPUDirect-TCPX, and not TCPXO.
 FAMILIES = {"infiniband": "ib:", "roce": "ib:", "verbs": "ib:", "efa": "efa:"}
 FAMILIES |= {"sockets": "net:", "tcpx": "net:", "omnipath": "ib:"}
@@ -32,11 +35,13 @@ def read_counters(sysfs: str = "/sys") -> Counters:
     counters: Counters = {}
     base = Path(sysfs) / "class"
     for port in base.glob("infiniband/*/ports/*"):
-        name = f"{port.parent.parent.name}/{port.name}"
-        efa = _number(port / "hw_counters/tx_bytes")
+        device = port.parent.parent
+        name = f"{device.name}/{port.name}"
+        efa = device.name.startswith(EFA) or driver_of(device) == "efa"
+        sent = next((n for one in SENT if (n := _number(port / "hw_counters" / one)) is not None), None)
         words = _number(port / "counters/port_xmit_data")
-        if efa is not None:
-            counters[f"efa:{name}"] = efa
+        if sent is not None:
+            counters[f"{'efa' if efa else 'ib'}:{name}"] = sent
         elif words is not None:
             counters[f"ib:{name}"] = words * WORD_BYTES
     for statistics in base.glob("net/*/statistics/tx_bytes"):

@@ -46,6 +46,13 @@ def nccl(
 def test_counters_of_all_families_are_bytes(tmp_path: Path) -> None:
     port(tmp_path, "mlx5_0/ports/1", counters__port_xmit_data=100)
     port(tmp_path, "rdmap86s0/ports/1", counters__port_xmit_data=7, hw_counters__tx_bytes=4000)
+    # Broadcom's and Pensando's drivers count bytes themselves, as EFA's does; one of EFA's has another name.
+    port(tmp_path, "bnxt_re0/ports/1", counters__port_xmit_data=0, hw_counters__tx_bytes=500)
+    port(tmp_path, "ionic_0/ports/1", hw_counters__tx_rdma_ucast_bytes=600)
+    port(tmp_path, "named_0/ports/1", hw_counters__tx_bytes=700)
+    (tmp_path / "drivers/efa").mkdir(parents=True)
+    (tmp_path / "class/infiniband/named_0/device").mkdir()
+    (tmp_path / "class/infiniband/named_0/device/driver").symlink_to(tmp_path / "drivers/efa")
     port(tmp_path, "broken/ports/1", counters__port_xmit_data="N/A (no PMA)")
     eth0 = tmp_path / "class/net/eth0/statistics"
     eth0.mkdir(parents=True)
@@ -53,6 +60,9 @@ def test_counters_of_all_families_are_bytes(tmp_path: Path) -> None:
     assert transport.read_counters(str(tmp_path)) == {
         "ib:mlx5_0/1": 400,
         "efa:rdmap86s0/1": 4000,
+        "ib:bnxt_re0/1": 500,
+        "ib:ionic_0/1": 600,
+        "efa:named_0/1": 700,
         "net:eth0": 12345,
     }
 
