@@ -27,6 +27,7 @@ from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.dtypes import format_of
 from fixtures.ranks.steps import Context, step
 from fixtures.ranks.study.dealt import Dealt
+from fixtures.wire.collectives import COLLECTIVES
 from suites.collectives import link_probe
 from suites.collectives import transport as ports
 
@@ -73,6 +74,7 @@ def sweep(
     """
     refuse_alone(ctx, collective)
     counts = _counts(collective, ctx.size, dtype, sizes)
+    _connect(ctx, collective)
     measured: list[dict[str, Any]] = []
     wrong: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -181,6 +183,22 @@ def link(
 ) -> dict[str, Any]:
     """Try both directions between two nodes in turn, every rank with its partner on the other node."""
     return link_probe.probe(ctx, size_bytes, iterations, lead, round_trips=round_trips, laps=laps)
+
+
+def _connect(ctx: Context, collective: str) -> None:
+    """Let every rank send to every other once, where roots take turns that exchange with each rank.
+
+    NCCL connects two ranks by their first message: in a gather and a scatter each new root would be timed
+    while it connects to all others.
+    """
+    row = COLLECTIVES.get(collective)  # a barrier has none
+    if row is None or not (row.rooted and row.sharded):
+        return
+    ctx.progress.phase("connect")
+    first = Collective(ctx, "all_to_all", "int32", "sum", 4)
+    first.prepare(0)
+    first.run(0)
+    timing.complete(ctx)
 
 
 def _partners(ctx: Context, pairs: Round) -> dict[int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from fixtures.ranks.collectives.collectives import exchange
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
@@ -37,6 +39,40 @@ def test_every_collective_returns_all_samples_of_all_sizes() -> None:
             assert all(size["warmup"] >= 2 for size in answer["sizes"])
             assert answer["wrong"] == []
             assert (answer["copy_gigabytes_per_s"] is not None) == (name == "gather")
+
+
+def test_ranks_are_connected_before_roots_take_turns_in_what_is_timed() -> None:
+    """NCCL connects two ranks by their first message; in a ring they have met after the warm-up."""
+
+    def run(ctx: Context) -> Any:
+        calls: list[str] = []
+
+        def noted(name: str) -> Any:
+            original = getattr(dist, name)
+
+            def call(*args: Any, **options: Any) -> Any:
+                calls.append(name)
+                return original(*args, **options)
+
+            return call
+
+        asked: Any = {"dtype": "fp32", "sizes": [64], "iterations": 10, "budget_s": 5, "copy": False}
+        found = {}
+        for name in ("gather", "scatter", "broadcast"):
+            calls.clear()
+            with ExitStack() as stack:
+                for one in ("all_to_all_single", name):
+                    stack.enter_context(mock.patch.object(dist, one, noted(one)))
+                steps.sweep(ctx, collective=name, **asked)
+            found[name] = calls[0], calls.count("all_to_all_single")
+        return found
+
+    for found in run_world(2, run):
+        assert found == {
+            "gather": ("all_to_all_single", 1),
+            "scatter": ("all_to_all_single", 1),
+            "broadcast": ("broadcast", 0),
+        }
 
 
 def test_a_size_that_is_slow_has_its_fewest_iterations_and_not_many_more() -> None:
