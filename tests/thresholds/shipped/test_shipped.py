@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.check import requests
 from fixtures.check.foresight import lacking, required
 from fixtures.check.plan import MARK, Planned, Topology, plan
 from fixtures.check.target import Target
@@ -53,6 +54,11 @@ def cases(count: int, ranks: int) -> list[Planned]:
 
 def targets(hardware: Hardware) -> Iterator[Target]:
     """Every case of the default workload that needs limits, on each number of nodes a file is for."""
+    return (target for target in present(hardware) if target.planned.metrics)
+
+
+def present(hardware: Hardware) -> Iterator[Target]:
+    """Every case of the default workload whose path the hardware has, on each number of nodes it is for."""
     gpus = int(hardware.expect.get("gpus_per_node") or 0)
     for count in NODES.get(hardware.name, USUAL):
         every = cases(count, gpus or 2)
@@ -61,7 +67,7 @@ def targets(hardware: Hardware) -> Iterator[Target]:
         for planned in asked.values():
             ranks = dict.fromkeys(planned.nodes, gpus or (2 if planned.place.each else 1))
             target = Target(planned, ranks, hardware, "nccl" if gpus else "gloo", {})
-            if planned.metrics and not absent(hardware, target.case()):
+            if not absent(hardware, target.case()):
                 yield target
 
 
@@ -91,6 +97,16 @@ def test_every_case_of_the_default_workload_has_one_limit_or_is_declared_absent(
     asked = list(targets(hardware))
     assert asked
     assert not {str(error) for target in asked for error in lacking(target)}
+
+
+@each("hardware", [one for one in FILES.values() if "network" in one.line_rate.links])
+def test_two_nodes_at_a_time_have_the_floor_of_a_bisection(hardware: Hardware) -> None:
+    """At the size at which they are timed, which is less than that of a sweep."""
+    timed = [one for one in present(hardware) if one.planned.case.step == "collectives.pairs"]
+    asked = [(one, requests.pairs(one)) for one in timed if len(one.nodes) >= requests.LEAST_OF_PAIRS]
+    assert asked
+    for one, request in asked:
+        assert find(hardware, "busbw", one.case(nodes=2, size=request.parameters["size_bytes"]))
 
 
 @each("hardware", FILES.values())
