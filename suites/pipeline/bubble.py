@@ -23,7 +23,9 @@ def measure(
     """Measure the bubble with stages of known length, and compute it by formula and simulation.
 
     `stretch` is the largest ratio of the mean length of a rank's operations of one kind to the length that
-    they are given. Returns the figures, this rank's part of the schedule, and the number of rounds.
+    they are given. `posts_early` is there where more than two ranks run torch's lowered schedules, in which a
+    receive is posted once its sender has its turn. Returns the figures, this rank's part of the schedule, and
+    the number of rounds.
     """
     shape, recorder = pipeline.shape, pipeline.recorder
     unit_s = busy_s / (_UNITS_EACH * shape.micro_batches * shape.chunks)
@@ -44,7 +46,8 @@ def measure(
             mean_s / given[kind] for rank in ranks for kind, mean_s in zip(_KINDS, rank[2:], strict=True)
         ),
     }
-    return figures, spans, len(rounds)
+    early = {"posts_early": 1.0} if shape.chunks > 1 and shape.ranks > 2 else {}
+    return figures | early, spans, len(rounds)
 
 
 def typical(rounds: Sequence[Sequence[Span]]) -> list[Span]:

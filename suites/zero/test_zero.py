@@ -66,9 +66,12 @@ DEEPSPEED = [of_deepspeed(stage) for stage in (1, 2, 3)]
 TRAINED = [*STEPS, *DEEPSPEED]
 
 
+TWO_BATCHES = 2
+
+
 def scaled(model: Model, ranks: int) -> dict[str, int]:
     """Give the sizes of a model; the unsharded batch does not grow with the world."""
-    rows = max(model.tokens(ranks), 4)
+    rows = max(model.tokens(ranks) // TWO_BATCHES * TWO_BATCHES, 4)  # which cuts a rank's rows in half
     return {"width": model.hidden, "layers": model.layers, "rows": rows}
 
 
@@ -85,7 +88,7 @@ LARGE = {
 BUCKETS = held(parity=4, repeat=2, traffic=1, memory=3, per=("layers", Entries(parity=3, repeat=6)))
 AT_SIZE = [
     # DDP rebuilds its buckets in the second step.
-    at_size("zero.ddp", scaled, steps=3, micro_batches=2, holds=BUCKETS),
+    at_size("zero.ddp", scaled, steps=3, micro_batches=TWO_BATCHES, holds=BUCKETS),
     *(at_size(f"zero.{name}", scaled, steps=2, holds=holds) for name, holds in LARGE.items()),
 ]
 

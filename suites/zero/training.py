@@ -56,12 +56,14 @@ class Task:
     clip: float = 0.0  # the largest norm of all gradients; 0: any
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit.
+        """Refuse what does not fit, and rows that micro-batches do not share.
 
         A parameter takes 12 bytes in the unsharded run in fp32, 6 in that in bf16, 20 more while results are
         compared, and 8 for two runs' results; a row 11 numbers a block, besides the batch. There are 6
         operations per parameter and row, in both unsharded runs and, for own rows, in two more.
         """
+        if self.rows % self.micro_batches:
+            raise ValueError(f"{self.rows} rows cannot be cut into {self.micro_batches} micro-batches")
         computed = 6 * self.elements * self.rows * (self.steps + 1) * (2 * self.ctx.size + 2)
         held = 4 * self.rows * self.columns * (11 * self.layers + 3 * self.ctx.size)
         fit(self.ctx, 46 * self.elements + held, computed)

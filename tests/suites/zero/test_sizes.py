@@ -10,8 +10,10 @@ import torch
 
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import Pace
+from suites.zero.test_zero import AT_SIZE, scaled
 from suites.zero.training import Task
 from tests.fixtures.ranks.gloo_world import context
+from thresholds.hardware import MODELS
 
 
 def on_gpu(ranks: int) -> Context:
@@ -23,6 +25,18 @@ def test_parts_of_a_flat_buffer_are_aligned_on_a_gpu(ranks: int) -> None:
     columns = Task(on_gpu(ranks), 24, 1, 1, 1).columns
     assert columns % 8 == columns % ranks == 0
     assert Task(context(0, ranks), 24, 1, 1, 1).columns == -(-24 // ranks) * ranks
+
+
+@pytest.mark.parametrize("ranks", [3, 8, 24, 40, 56, 72, 80, 100, 1024, 9000])
+def test_a_ranks_rows_are_cut_into_the_micro_batches_of_every_world(ranks: int) -> None:
+    [ddp] = [case for case in AT_SIZE if case.step == "zero.ddp"]
+    asked = {**ddp.parameters, **scaled(MODELS["nccl"], ranks)}
+    assert asked["rows"] % asked["micro_batches"] == 0
+
+
+def test_rows_that_micro_batches_do_not_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows cannot be cut into 2 micro-batches"):
+        Task(context(0, 2), 24, 1, 3, 1, micro_batches=2)
 
 
 class Clock:
