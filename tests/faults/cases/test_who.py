@@ -59,7 +59,8 @@ def begun(lab: Lab, work: Controller, collective: str) -> None:
     """Begin an endless collective, and wait until all ranks are in the middle of it."""
     assert work.run("nodes.present", {}).ok
     work.begin("collectives.exact", endless(collective), deadline_s=DEADLINE_S)
-    in_phase(lab, "n04", "exact 65536")
+    for node in NODES:
+        in_phase(lab, node, "exact 65536")
 
 
 def goes_on(work: Controller) -> Answered:
