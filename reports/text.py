@@ -23,7 +23,10 @@ _ESCAPES = re.compile(
 _ILLEGAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 # Lengths are bounded so that no text, however long or hostile, makes the search slow.
-_ENV_NAME = r"[A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)[A-Z0-9_]{0,64}"
+# A partition of InfiniBand is a setting of what is measured.
+_ENV_NAME = (
+    r"(?!(?:NCCL|UCX)_IB_PKEY\b)[A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)[A-Z0-9_]{0,64}"
+)
 _PLAIN_NAME = r"(?:[A-Za-z0-9]{1,32}[_-]){0,6}(?:api|access)?(?:key|token|secret|password|passwd)"
 _VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|[^\s"',;]|["',;](?=[^\s]))+"""
 _ASSIGNED = re.compile(

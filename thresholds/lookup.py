@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from fixtures.wire.collectives import BARRIER
 from reports.record import Judgement
 from thresholds import beyond
+from thresholds.bounds import BoundError
 from thresholds.hardware import Gap, Hardware, Limit
 from thresholds.selectors import Value
 from thresholds.units import MNNVL, format_size
@@ -54,7 +55,11 @@ def _find(hardware: Hardware, metric: str, case: Case) -> Limit:
         reason = f"{gaps[0].reason} ({gaps[0].where})"
         raise LimitError("gap", f"{_subject(metric, case)} has no figure: {reason}", reason)
     if (fewer := beyond.fewer(hardware, case)) is not None:
-        return beyond.limit(hardware, metric, _find(hardware, metric, fewer), case, fewer)
+        row = _find(hardware, metric, fewer)
+        try:
+            return beyond.limit(hardware, metric, row, case, fewer)
+        except BoundError as error:
+            raise LimitError("missing", f"{_subject(metric, case)} cannot be judged: {error}") from None
     raise LimitError(
         "missing", f"{_subject(metric, case)} matches no row; {_nearest(hardware, metric, case)}"
     )

@@ -73,6 +73,7 @@ def test_secrets_are_redacted(text: str) -> None:
         "ops@10.0.0.17 slots=8",
         "keyhost: unreachable",
         "NCCL_IB_HCA=mlx5",
+        "NCCL_IB_PKEY=0x8001 UCX_IB_PKEY=0x1",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from reports.audit import cut_short, examine, head
 from reports.begin import JOURNAL
+from reports.compare.earlier import kind_of
 from reports.journal import scan
 from reports.record import BlameKind, CheckRecord, JobRecord, Judgement, NodeRecord, Outcome, Record
 from thresholds.lookup import Case
@@ -174,12 +175,10 @@ def _figures(run: str, check: CheckRecord) -> Iterator[Figure]:
         for metric, value in told.items() if isinstance(told, dict) else ():
             if metric in METRICS and metric not in named and _plausible(metric, value):
                 found.append((metric, case, float(value), False))
-    # the check without its node, as every node is asked the same
-    own = f"-{check.nodes[0]}]" if len(check.nodes) == 1 else "]"
-    variant = f"{check.suite}::{check.name.removesuffix(own)}"
+    variant = f"{check.suite}::{kind_of(check.name, check.nodes)}"
     for metric, case, value, judged in found:
         if check.nodes and not unselectable(case):
-            samples = _samples(check, case)
+            samples = _samples(check, metric, case)
             yield Figure(run, check.nodes, metric, case, variant, value, samples, rate, judged)
 
 
@@ -194,11 +193,17 @@ def unselectable(case: Case) -> str:
     return ""
 
 
-def _samples(check: CheckRecord, case: Case) -> int:
+def _samples(check: CheckRecord, metric: str, case: Case) -> int:
+    """How many samples a figure was made of: of its size, of pairs, or of its series on each device."""
     for entry in _dicts(check.recorded.get("sweep")):
         if entry.get("size_bytes") == case.get("size") and "size" in case:
             return _count(entry.get("samples"))
-    counts = [_count(_at(rank, "result", "samples")) for rank in _dicts(check.measurement.get("ranks"))]
+    counts = [_count(pair.get("samples")) for pair in _dicts(check.recorded.get("pairs"))]
+    for rank in () if counts else _dicts(check.measurement.get("ranks")):
+        series = [one for one in _dicts(_at(rank, "result", "series")) if one.get("metric") == metric]
+        counts += [len(one["seconds"]) if "seconds" in one else _count(one.get("samples")) for one in series]
+        if not series:
+            counts.append(_count(_at(rank, "result", "samples")))
     return min(counts, default=1)
 
 

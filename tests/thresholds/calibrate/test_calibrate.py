@@ -52,6 +52,32 @@ def test_the_file_of_healthy_runs_is_good_and_judges_every_figure_of_them(tmp_pa
     assert (slow.kind, slow.value) == ("max", 0.299)  # 0.05 + 5.1 sqrt(0.05 0.95 / 20)
 
 
+def test_nodes_are_compared_alone_by_the_samples_of_their_devices_and_of_their_pairs(tmp_path: Path) -> None:
+    """A check of a node may have its name alone in brackets; one that is slow in all runs teaches nothing."""
+    case = {"step": "nodes.memory", "path": "nvlink", "nodes": 1, "ranks_per_node": 2}
+    pairs = {**NETWORK, "step": "collectives.pairs", "nodes": 2, "collective": "bisection"}
+
+    def more(number: int, n02: float) -> tuple[CheckRecord, ...]:
+        found = [check("pairs", NODES, {"busbw": 45.0}, pairs, {"pairs": [{"samples": 20}, {"samples": 30}]})]
+        for node in NODES:
+            timed = {"metric": "triad", "seconds": [0.1] * 20}
+            lasting = {"metric": "slope", "value": 0.0, "samples": 3}
+            ranks = {"ranks": [{"result": {"series": [timed, lasting]}}] * 2}
+            value = (n02 if node == "n02" else 3000.0) + number
+            found.append(replace(check(node, (node,), {"triad": value}, case), measurement=ranks))
+        return tuple(found)
+
+    def scripts(n02: float) -> list[Script]:
+        return [replace(script, more=more(number, n02)) for number, script in enumerate(healthy())]
+
+    found = calibrated(tmp_path / "good", scripts(3000.0))
+    assert row(found, "triad", case).value == pytest.approx(0.95 * 3002, rel=0.01)
+    assert row(found, "busbw", pairs).min_samples == 10
+    assert "nodes.memory triad over nvlink on 1 node 2002 GB/s beside a median of 3001 GB/s" in refusals(
+        tmp_path / "bad", scripts(2000.0)
+    )
+
+
 def test_the_source_of_a_row_says_where_it_comes_from(tmp_path: Path) -> None:
     found = row(calibrated(tmp_path, healthy()), "busbw", NETWORK)
     for part in ("3 healthy nodes (n[01-03])", "5 runs (run-[0-4])", "torch 2.13.0", "NCCL 2.27.3"):

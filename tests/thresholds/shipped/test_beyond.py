@@ -15,6 +15,7 @@ from reports.record import Judgement, Outcome
 from suites.collectives.test_collectives import sweep
 from tests.each import each
 from tests.thresholds.files import GOOD, case, changed, loaded, whole
+from thresholds.beyond import TOKENS
 from thresholds.bounds import bound, ceiling
 from thresholds.hardware import Hardware
 from thresholds.lookup import Case, LimitError, find, idle_rows, unused
@@ -99,6 +100,15 @@ def test_small_messages_of_any_number_of_nodes_have_a_size_and_a_limit(
     assert requests.latency_sizes(target) == (max(16 << 10, least),)
     assert not list(foresight.lacking(target))
     assert min(file.sweep.bandwidth) >= least  # the curve begins where there is a part for everybody
+
+
+def test_nodes_of_more_than_the_rows_that_have_unlike_numbers_of_ranks_have_no_limit() -> None:
+    """Then nothing says how many ranks a node has, and a row of the most nodes may not ask."""
+    asked: Case = {"step": "expert.throughput", "path": "network", "nodes": 17, "ranks_per_node": 0}
+    hardware = whole()["h100-sxm5-ndr400"]
+    for metric in TOKENS:
+        with pytest.raises(LimitError, match="ranks_per_node"):
+            find(hardware, metric, asked)
 
 
 def test_a_row_for_so_many_nodes_comes_first_and_without_the_table_nothing_follows() -> None:
