@@ -54,7 +54,7 @@ def refuse(dtype: str, device: torch.device) -> None:
         return
     if torch.version.hip:
         if dtype in ("tf32", "fp8_e4m3"):
-            raise Unsupported(f"{dtype} is a format of other vendors' devices")
+            raise Unsupported(f"{dtype} is only multiplied on NVIDIA's devices here")
         return
     capability = torch.cuda.get_device_capability(device)
     least = {"tf32": _AMPERE, "bf16": _AMPERE, "fp8_e4m3": _WITH_FP8}.get(dtype, (0, 0))
