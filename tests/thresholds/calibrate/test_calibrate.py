@@ -54,8 +54,13 @@ def test_the_file_of_healthy_runs_is_good_and_judges_every_figure_of_them(tmp_pa
 
 def test_nodes_are_compared_alone_by_the_samples_of_their_devices_and_of_their_pairs(tmp_path: Path) -> None:
     """A check of a node may have its name alone in brackets; one that is slow in all runs teaches nothing."""
-    case = {"step": "nodes.memory", "path": "nvlink", "nodes": 1, "ranks_per_node": 2}
-    pairs = {**NETWORK, "step": "collectives.pairs", "nodes": 2, "collective": "bisection"}
+    case: dict[str, str | int] = {"step": "nodes.memory", "path": "nvlink", "nodes": 1, "ranks_per_node": 2}
+    pairs: dict[str, str | int] = {
+        **NETWORK,
+        "step": "collectives.pairs",
+        "nodes": 2,
+        "collective": "bisection",
+    }
 
     def more(number: int, n02: float) -> tuple[CheckRecord, ...]:
         found = [check("pairs", NODES, {"busbw": 45.0}, pairs, {"pairs": [{"samples": 20}, {"samples": 30}]})]
