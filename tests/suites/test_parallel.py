@@ -59,7 +59,7 @@ def test_a_fault_is_said_with_its_case() -> None:
         ("repeat", [{**EXACT, "error": math.nan}], "not the same when it is run again"),
         ("traffic", [{**CALL, "count": 2}], "issued all_reduce: 2 calls"),
         ("memory", [], "unchecked: rank 1 on here says that its memory has no entry"),
-        ("figures", {"bubble": math.nan}, "unchecked: bubble at rank 1"),
+        ("figures", {"bubble": math.nan}, "unchecked: rank 1 on here says that bubble is nan"),
         ("wrong", [{"rank": 1, "count": 2}], "wrong data at rank 1 on here"),
         ("wrong", None, "unchecked: rank 1 on here does not say whether its data were right"),
         ("parity", None, "unchecked: rank 1 on here does not say its parity"),
