@@ -156,9 +156,15 @@ def test_processors_are_compared_only_where_their_file_asks() -> None:
 
 
 @pytest.mark.parametrize("said", [[], [{"with": "n1"}], [{"with": "n1", "seconds": [1.0]}] * 2, [7]])
-def test_a_rank_that_does_not_say_each_pair_once_leaves_the_case_unchecked(said: object) -> None:
-    with pytest.raises(Unchecked, match="does not say how long it took with"):
-        pairs.judge(answered(measured(SIX, pairs=said), target(SIX)))
+def test_a_rank_that_does_not_say_each_pair_once_costs_its_own_node_the_verdict(said: object) -> None:
+    told = measured(SIX)
+    ranks = [
+        replace(rank, result={**rank.result, "pairs": said}) if rank.node == "n4" else rank
+        for rank in told.ranks
+    ]
+    with pytest.raises(Unchecked, match="rank 4 on n4 does not say how long it took with") as refused:
+        pairs.judge(answered(replace(told, ranks=tuple(ranks)), target(SIX)))
+    assert [blame.nodes for blame in refused.value.blame] == [("n4",)]
 
 
 def test_of_many_nodes_a_few_rounds_are_asked_for_and_of_two_none() -> None:

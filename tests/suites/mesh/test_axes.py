@@ -139,13 +139,16 @@ def test_two_machines_of_one_name_are_two() -> None:
         ({}, "does not say its placement"),
         ({"placement": []}, "does not say where any axis is"),
         ({"placement": [{"axis": "tp"}]}, "says of the place of an axis"),
+        ({"placement": ["tp"]}, "says of the place of an axis"),
     ],
 )
-def test_a_rank_that_does_not_say_where_it_is_leaves_the_check_unchecked(
+def test_a_rank_that_does_not_say_where_it_is_costs_its_own_node_the_verdict(
     said: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(Unchecked, match=why):
-        faults([RankReport(0, "a", 0, "cpu", said)])
+    good = told(["a", "a", "b", "b"], Layout(TWO, (2, 2)))
+    with pytest.raises(Unchecked, match=f"rank 3 on b {why}") as refused:
+        faults([*good[:3], RankReport(3, "b", 1, "cpu", said)])
+    assert [blame.nodes for blame in refused.value.blame] == [("b",)]
 
 
 def test_this_machine_has_a_name_and_tells_itself_from_others() -> None:
