@@ -50,9 +50,9 @@ def test_a_floor_that_nothing_can_meet_is_missed(control: Control) -> None:
 
 @over(PLANTED, APART)
 def test_a_missing_sample_cannot_be_judged(control: Control) -> None:
-    """A sample that is missing, or no number, leaves its case unchecked: neither good nor bad."""
+    """A sample that is missing, or no number, leaves its case unchecked; who says none is not believed."""
     control.cannot_judge("missing sample", 0)
-    control.cannot_judge("sample that is no number", 1)
+    control.cannot_judge("sample that is no number", 1, BlameKind.LOST)
 
 
 @over(PLANTED, APART)
