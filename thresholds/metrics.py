@@ -69,13 +69,17 @@ def _median(seconds: Sequence[float]) -> float:
     return statistics.median(seconds)
 
 
-def _check(times: Sequence[float], where: str = "") -> None:
-    """Refuse values that are not times; of maybe millions, single ones are checked only to name a bad one."""
+def no_time(times: Sequence[float]) -> int | None:
+    """The first iteration whose value is no time; of maybe millions, single ones are read only to find it."""
     if set(map(type, times)) == {float} and min(times) > 0 and math.isfinite(sum(times)):
-        return
-    for iteration, seconds in enumerate(times):
-        if not is_finite(seconds) or seconds <= 0:
-            raise SampleError(f"{where}iteration {iteration}: {seconds!r} is no time")
+        return None
+    return next((n for n, seconds in enumerate(times) if not is_finite(seconds) or seconds <= 0), None)
+
+
+def _check(times: Sequence[float], where: str = "") -> None:
+    iteration = no_time(times)
+    if iteration is not None:
+        raise SampleError(f"{where}iteration {iteration}: {times[iteration]!r} is no time")
 
 
 def busbw_factor(collective: str, ranks: int) -> float:
