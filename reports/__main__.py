@@ -1,9 +1,10 @@
-"""`python -m reports render | diff | history | metrics`: reports from journals, of killed runs too."""
+"""`python -m reports render | diff | history | metrics | verify`: what is done with finished runs."""
 
 from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -52,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     last = commands.add_parser("metrics", help="the newest verdict of every node, as a Prometheus textfile")
     last.add_argument("runs", type=Path, nargs="+", help="report directories, such as reports/runs/*")
     last.set_defaults(run=lambda chosen: _print(metrics.lines(_begun(chosen.runs))))
+    unchanged = commands.add_parser(
+        "verify", help="whether a run is as it was left, and judged as it is today"
+    )
+    unchanged.add_argument("directory", help=f"a report directory that holds {JOURNAL}")
+    unchanged.set_defaults(run=_verify)
     return parser
 
 
@@ -62,6 +68,13 @@ def _render(chosen: argparse.Namespace) -> int:
     records, verdict = rendered(directory, chosen.junit)
     _print(console_lines(verdict, str(directory / "report.html")))
     return exit_status(records, verdict)
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    # In a process of its own: it judges again, and nothing else here needs the judges, the plan or pytest.
+    return subprocess.run(
+        [sys.executable, "-m", "fixtures.run.verify", chosen.directory], check=False
+    ).returncode
 
 
 def _diff(chosen: argparse.Namespace) -> int:

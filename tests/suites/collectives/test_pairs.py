@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +166,18 @@ def test_a_rank_that_does_not_say_each_pair_once_costs_its_own_node_the_verdict(
     with pytest.raises(Unchecked, match="rank 4 on n4 does not say how long it took with") as refused:
         pairs.judge(answered(replace(told, ranks=tuple(ranks)), target(SIX)))
     assert [blame.nodes for blame in refused.value.blame] == [("n4",)]
+
+
+def test_a_pair_whose_ends_count_differently_costs_both_of_them_the_verdict_and_nobody_else() -> None:
+    told = measured(SIX)
+    fewer = replace(told.ranks[1], result=deepcopy(dict(told.ranks[1].result)))
+    fewer.result["pairs"][0]["seconds"].pop()
+    with pytest.raises(Unchecked, match="other numbers of samples than the other end") as refused:
+        pairs.judge(answered(replace(told, ranks=(told.ranks[0], fewer, *told.ranks[2:])), target(SIX)))
+    assert {blame.nodes for blame in refused.value.blame} == {
+        ("n1",),
+        (str(fewer.result["pairs"][0]["with"]),),
+    }
 
 
 def test_of_many_nodes_a_few_rounds_are_asked_for_and_of_two_none() -> None:
