@@ -23,6 +23,11 @@ ALLOWED_NAMES = frozenset(
 )
 # Where NCCL finds its network plugin, which is code: only the operator may set it, and no hardware file.
 TYPED_NAMES = frozenset({"LD_LIBRARY_PATH"})
+# So is code that is given by its path, what may name such code, and a file that is written. A plugin by its
+# bare name ("none", "ofi") is one that the node's libraries have anyway.
+_TYPED_PATHS = re.compile(
+    r"\w+_(PLUGIN|LIB|PROVIDER_PATH|MODULE_DIR|CONF_FILE|DUMP_FILE|LOG_FILE|TEMP_FILE|STATS_DEST)"
+)
 # NCCL's own log proves what it ran on: the suite sets these and reads the log.
 OWNED_NAMES = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 
@@ -44,7 +49,7 @@ def fault(name: str, value: str) -> str:
 def permitted(environment: dict[str, str]) -> dict[str, str]:
     """Return a hardware file's table unchanged; ValueError names a variable that is not allowed in it."""
     for name, value in environment.items():
-        if name in TYPED_NAMES:
+        if name in TYPED_NAMES or ("/" in value and _TYPED_PATHS.fullmatch(name)):
             raise ValueError(f"{name} is given with --env alone")
         if why := fault(name, value):
             raise ValueError(f"{name}: {why}")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.each import each
 from tests.thresholds.files import FIRST, GAP, GOOD, SECOND, changed, faults, loaded
+from thresholds.environment import fault, permitted
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import load, resolve, shipped
 
@@ -70,6 +71,7 @@ def test_rows_know_their_place_and_source() -> None:
         ('"mlx5"', "5", 20, "env.NCCL_IB_HCA"),
         ("NCCL_IB_HCA", "LD_PRELOAD", 19, "LD_PRELOAD: ranks are given only NCCL_*"),
         ("NCCL_IB_HCA", "LD_LIBRARY_PATH", 19, "LD_LIBRARY_PATH is given with --env alone"),
+        ('NCCL_IB_HCA = "', 'NCCL_NET_PLUGIN = "/tmp/', 19, "NCCL_NET_PLUGIN is given with --env alone"),
         ("NCCL_IB_HCA", "NCCL_DEBUG_FILE", 19, "NCCL_DEBUG_FILE is set by the suite"),
         ('"mlx5"', r'"\u001b[2J"', 19, "the value holds control characters"),
         ('gather = "this', 'gathr = "this', 28, "'gathr' is not known"),
@@ -229,3 +231,16 @@ def test_an_absolute_floor_needs_a_rate_that_is_known_beforehand() -> None:
 def test_a_share_that_could_never_fail_is_refused() -> None:
     text = changed('metric = "busbw"', 'metric = "slow_fraction"').replace("min = 80.0", "max = 1.0")
     assert any("max = 1.0 could never fail" in fault for fault in faults(text))
+
+
+def test_code_by_its_path_and_files_that_are_written_are_the_operators_to_give() -> None:
+    code = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "HSA_TOOLS_LIB")
+    found = ("NCCL_CONF_FILE", "FI_PROVIDER_PATH", "UCX_MODULE_DIR")
+    written = ("NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    for name in (*code, *found, *written):
+        with pytest.raises(ValueError, match=f"{name} is given with --env alone"):
+            permitted({name: "/tmp/x.so"})
+        assert fault(name, "/tmp/x.so") == ""  # by --env
+    data = {"NCCL_TOPO_FILE": "/opt/topo.xml", "NCCL_TUNER_CONFIG_PATH": "/opt/a.textproto"}
+    plain = {"NCCL_NET_PLUGIN": "ofi"}
+    assert permitted(data | plain) == data | plain
