@@ -17,6 +17,8 @@ from reports.decision import exit_status
 from reports.render import rendered
 from reports.text import clean
 
+UNWRITTEN = 2  # the exit status of a run of which nobody is accepted
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns its exit status, 4 when there is no journal that can be read."""
@@ -65,7 +67,14 @@ def _render(chosen: argparse.Namespace) -> int:
     directory: Path = chosen.directory
     if not (directory / JOURNAL).is_file():
         raise UnreadableError(f"{directory} holds no {JOURNAL}")
-    records, verdict = rendered(directory, chosen.junit)
+    try:
+        records, verdict = rendered(directory, chosen.junit)
+    except Exception as fault:  # noqa: BLE001 - a traceback would end with 1, which says that a node is rejected
+        print(
+            f"{directory}: the report cannot be written ({fault!r}); nobody is accepted by it",
+            file=sys.stderr,
+        )
+        return UNWRITTEN
     _print(console_lines(verdict, str(directory / "report.html")))
     return exit_status(records, verdict)
 

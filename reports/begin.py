@@ -51,11 +51,14 @@ class UnusableError(Exception):
 
 
 def take(place: Path, user_junit: Path | None = None, runs: Path | None = None) -> Hold:
-    """Hold the place and begin in it; raises HeldError, with nothing touched, or UnusableError.
+    """Hold the place and begin in it; raises HeldError, with nothing touched there, or UnusableError.
 
+    The user's own report turns red first: also where another run holds the place it is of no run any more.
     With `runs` the last run stays as it is. Where no directory can be made there, or no link to it (because
     the operator has a mount or a link there), the run begins in the place itself.
     """
+    if user_junit is not None:
+        redden(user_junit)
     hold = _kept(place, runs) if runs is not None else None
     if hold is None:
         try:

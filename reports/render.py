@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reports import answer, junit, verdict_file
 from reports.audit import head
-from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT
+from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT, withdraw
 from reports.decision import RunVerdict, decide
 from reports.journal import UNKNOWN_STATUS, Scan, cut_off, of_workers, parts, scan
 from reports.record import CheckRecord, EndRecord, Record
@@ -22,7 +22,7 @@ def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], Run
     """Write every report from the journal in `report_dir`; returns its records, and the verdict on them.
 
     `cases` is one of CASES. The files that gate nodes are written first. A page that cannot be drawn does not
-    affect the verdict.
+    affect the verdict. What is not written whole is withdrawn.
     """
     gc.disable()  # it would scan a million records again and again, and there are no cycles here
     try:
@@ -32,6 +32,9 @@ def rendered(report_dir: Path, cases: str = CASES[0]) -> tuple[list[Record], Run
         answer.write_lists(report_dir, verdict)
         junit.write(report_dir / JUNIT, records, verdict, cases)
         _write_html(report_dir, records, verdict)
+    except BaseException:
+        withdraw(report_dir)
+        raise
     finally:
         gc.enable()
     return records, verdict

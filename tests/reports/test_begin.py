@@ -87,6 +87,14 @@ def test_a_directory_that_another_run_holds_is_not_touched(last_night: Path) -> 
     assert contents(last_night) == before
 
 
+def test_the_users_own_report_is_red_also_where_another_run_holds_the_directory(last_night: Path) -> None:
+    own = Path(shutil.copy(last_night / "junit.xml", last_night.parent / "own.xml"))
+    hold = Hold(last_night)
+    done = command("--report-dir", str(last_night), "--junitxml", str(own))
+    hold.release()
+    assert (done.returncode, red(own)) == (4, True)
+
+
 def test_junit_xml_turns_red_before_anything_is_removed(
     last_night: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,23 @@ def test_the_command_says_when_there_is_no_journal(
     assert "holds no results.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("fault", [OSError("no room"), RecursionError(), ValueError("too many digits")])
+def test_a_report_that_cannot_be_written_whole_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Exception
+) -> None:
+    making.save(green(), tmp_path)
+    assert making.render(tmp_path) == 0
+    monkeypatch.setattr("reports.junit.write", Mock(side_effect=fault))
+    assert main(["render", str(tmp_path)]) == 2
+    assert "nobody is accepted by it" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "junit.xml",
+        "results.jsonl",
+        "report.css",
+    }
+    assert errors(tmp_path / "junit.xml") == 1
+
+
 def test_rendering_twice_changes_nothing(tmp_path: Path) -> None:
     making.save(green(), tmp_path)
     making.render(tmp_path)

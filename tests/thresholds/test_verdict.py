@@ -172,8 +172,8 @@ def test_only_a_number_between_floor_and_ceiling_is_green(value: float | None, s
 
 
 def test_what_no_hardware_does_is_unchecked() -> None:
-    """Of bus bandwidths physics says what is too much, and shares end at 1."""
-    other = {name: metric for name, metric in METRICS.items() if not metric.bounded and not metric.share}
+    """Of bus bandwidths the line rate says what is too much, too, and shares end at 1."""
+    other = {name: metric for name, metric in METRICS.items() if not metric.share}
     more = {name for name, metric in other.items() if metric.better == "more"}
     assert [name for name in more if not other[name].most <= 1e5] == []
     assert [name for name in other.keys() - more if not other[name].least > 0] == []
@@ -183,3 +183,11 @@ def test_what_no_hardware_does_is_unchecked() -> None:
     found = judged(1e-12, fast, "latency", case=case)
     assert found.outcome is Outcome.UNCHECKED
     assert found.sentence.endswith("is unchecked: 1e-12 us is beyond what any hardware does")
+    quick = loaded(changed('metric = "busbw"\ncollective', 'metric = "tflops"\ncollective'))
+    assert judged(1e3, quick, "tflops").outcome is Outcome.PASS
+    assert judged(1e15, quick, "tflops").sentence.endswith("1e+15 TFLOP/s is beyond what any hardware does")
+    measured = judge(INSIDE, "busbw", {**CASE, "path": "nvlink"}, 1e6, 20, measured_gigabytes_per_s=1e12)
+    assert measured is not None
+    assert measured.sentence.endswith(
+        "is beyond what any hardware does"
+    )  # although the ranks say they copy so
