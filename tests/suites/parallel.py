@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from fixtures.check.plan import Case as Planned
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks import timing
 from fixtures.ranks.steps import REGISTRY, Context
+from fixtures.ranks.study import pattern
 from reports.record import Judgement, Outcome
 from suites.context import test_context
 from suites.expert import test_expert
@@ -35,6 +36,7 @@ PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong
 # How often figures were measured, who did what when, each edge; what a device is; how much was compared.
 _BESIDE = ("samples", "moved", "schedule", "edges", "kind", "load", "iterations", "elements")
 NODE = "here"
+FEW = 2  # samples of a pattern, of which a run takes ITERATIONS
 # What torch has for GPUs alone is run by what stands in for its kernels.
 STANDS_IN = {"context.torch_ring": {"module": "tests.suites.context.cpu_kernels"}}
 _JUDGES = {
@@ -91,7 +93,9 @@ def run_steps(size: int, cases: Sequence[Case]) -> list[list[dict[str, Any]]]:
             assert left == [dist.group.WORLD], f"{step} leaves {len(left) - 1} process groups behind"
         return said
 
-    with mock.patch.object(timing, "WINDOW_S", 0.0):  # nothing here says how fast a steady exchange is
+    few = partial(pattern.timed, iterations=FEW)
+    # Nothing here says how fast a steady exchange is.
+    with mock.patch.object(timing, "WINDOW_S", 0.0), mock.patch.object(pattern, "timed", few):
         by_rank = run_world(size, all_cases)
     return [[rank[index] for rank in by_rank] for index in range(len(cases))]
 

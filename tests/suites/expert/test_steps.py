@@ -12,7 +12,7 @@ import torch
 from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
-from fixtures.ranks.study.pattern import ITERATIONS, LARGEST_BYTES, LAYERS
+from fixtures.ranks.study.pattern import LARGEST_BYTES, LAYERS
 from suites.expert.disaggregated.model import Pace
 from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of
 from suites.expert.layer import route
@@ -76,7 +76,6 @@ def test_every_part_of_every_step_holds() -> None:
             sizes = [size for _, size, _ in one["moves"]]
             assert max(sizes) >= LARGEST_BYTES["cpu"]
             assert sum(sizes) >= LAYERS * LARGEST_BYTES["cpu"]
-            assert len(one["seconds"]) == ITERATIONS
     dispatch, combine = found[-1][0]["moved"][0]["moves"][:2]
     assert (dispatch[1] * 2 * 128, dispatch[0]) == (combine[1] * (128 + 4), "all_to_all")  # fp8, and bf16
     both, one_way = found[len(STEPS) + 1][0]["moved"]
