@@ -53,19 +53,19 @@ class UnusableError(Exception):
 def take(place: Path, user_junit: Path | None = None, runs: Path | None = None) -> Hold:
     """Hold the place and begin in it; raises HeldError, with nothing touched there, or UnusableError.
 
-    The user's own report turns red first: also where another run holds the place it is of no run any more.
     With `runs` the last run stays as it is. Where no directory can be made there, or no link to it (because
     the operator has a mount or a link there), the run begins in the place itself.
     """
-    if user_junit is not None:
-        redden(user_junit)
-    hold = _kept(place, runs) if runs is not None else None
-    if hold is None:
-        try:
-            hold = Hold(place)
-        except OSError as fault:
-            begin(place, user_junit=user_junit)
-            raise UnusableError(f"--report-dir {place}: {fault.strerror or fault}") from None
+    try:
+        hold = _kept(place, runs) if runs is not None else None
+        hold = hold or Hold(place)
+    except HeldError:
+        if user_junit is not None and user_junit.parent.resolve() != place.resolve():
+            redden(user_junit)  # what stands there is of no run that was asked for now
+        raise
+    except OSError as fault:
+        begin(place, user_junit=user_junit)
+        raise UnusableError(f"--report-dir {place}: {fault.strerror or fault}") from None
     try:
         begin(hold.directory, user_junit=user_junit)
     except UnusableError:
