@@ -187,7 +187,5 @@ def test_what_no_hardware_does_is_unchecked() -> None:
     assert judged(1e3, quick, "tflops").outcome is Outcome.PASS
     assert judged(1e15, quick, "tflops").sentence.endswith("1e+15 TFLOP/s is beyond what any hardware does")
     measured = judge(INSIDE, "busbw", {**CASE, "path": "nvlink"}, 1e6, 20, measured_gigabytes_per_s=1e12)
-    assert measured is not None
-    assert measured.sentence.endswith(
-        "is beyond what any hardware does"
-    )  # although the ranks say they copy so
+    assert measured is not None  # and the ranks say that they copy faster still
+    assert measured.sentence.endswith("is beyond what any hardware does")
