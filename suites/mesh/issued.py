@@ -52,6 +52,16 @@ AXES = {
 }
 
 
+def by_rank(groups: Mapping[str, Sequence[list[int]]], ranks: int) -> list[dict[str, list[int]]]:
+    """Give each rank's group along every axis, without groups of one rank, from all groups of the axes."""
+    found: list[dict[str, list[int]]] = [{} for _ in range(ranks)]
+    for axis, lines_of in groups.items():
+        for line in lines_of:
+            for rank in line if len(line) > 1 else ():
+                found[rank][axis] = line
+    return found
+
+
 @dataclass(frozen=True)
 class Layout:
     """Axes and how many ranks each has, outermost first. An axis that is not named has one."""
@@ -73,6 +83,15 @@ class Layout:
         place = [self.place(rank, name) for name in fixed]
         ranks = range(math.prod(self.sizes))
         return [one for one in ranks if [self.place(one, name) for name in fixed] == place]
+
+    def by_rank(self) -> list[dict[str, list[int]]]:
+        """Give each rank's group along every axis of several ranks."""
+        return by_rank({name: self._lines(name) for name in self.names}, math.prod(self.sizes))
+
+    def _lines(self, name: str) -> list[list[int]]:
+        stride, size = self._stride(name), self.size(name)
+        first = [rank for rank in range(math.prod(self.sizes)) if self.place(rank, name) == 0]
+        return [[rank + stride * index for index in range(size)] for rank in first]
 
     def _stride(self, name: str) -> int:
         return math.prod(self.sizes[self.names.index(name) + 1 :])
@@ -334,6 +353,15 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
         }
         for rank in range(sum(per_node))
     ]
+
+
+def axes_of(step: str, per_node: Sequence[int]) -> list[dict[str, list[int]]]:
+    """Give each rank's group along every axis of several ranks in a planned case."""
+    name, ranks = step.partition(".")[2], sum(per_node)
+    if name in moe.STEPS:
+        axes = moe.STEPS[name][0](ranks)
+        return by_rank({line: axes.members(line) for line in moe.LINES}, ranks)
+    return divide(per_node, *AXES[name]).by_rank()
 
 
 def holds(sizes: Sizes, item: int) -> dict[str, int]:

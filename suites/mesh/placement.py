@@ -1,16 +1,11 @@
-"""On which machines the ranks of every axis are, as each rank reports through the axis' own group.
-
-An axis of a mesh is where it should be if its group spans as many machines as it would with the ranks
-numbered node by node: 1 for an axis that fits into a node, more for one that does not. Where a technique says
-which ranks an axis is meant to have, it must span as many machines as those.
-"""
+"""Which ranks are in the group along every axis, and on which machines, as they say through that group."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +25,14 @@ def machine() -> tuple[str, str]:
     return socket.gethostname(), f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-def entries(
-    ctx: Context, axes: Sequence[Among], meant: Mapping[str, Sequence[int]] | None = None
-) -> list[dict[str, Any]]:
-    """For every axis: the machines of this rank's group, and on how many it should be."""
+def entries(ctx: Context, axes: Sequence[Among]) -> list[dict[str, Any]]:
+    """For every axis: the ranks of this rank's group, and their machines."""
     ctx.progress.phase("placement")
-    in_order = [host for host in dict.fromkeys(ctx.hosts) for _ in range(ctx.hosts.count(host))]
     return [
         {
             "axis": axis.name,
             "ranks": list(axis.ranks),
             "machines": [host for host, _ in dict.fromkeys(_told(ctx, axis))],
-            "expected": len({in_order[rank] for rank in (meant or {}).get(axis.name, axis.ranks)}),
         }
         for axis in axes
     ]

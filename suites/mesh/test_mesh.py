@@ -8,11 +8,11 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
-from suites.mesh.issued import bytes_held, issued
+from suites.mesh.issued import axes_of, bytes_held, issued
 from thresholds.hardware import Model
 
 CLIP = 0.25
-held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
+held = partial(Entries, issued=issued, held=bytes_held, axes=axes_of)  # and the closed forms
 DENSE = {"rows": 2, "tokens": 8, "layers": 2, "steps": 2}
 
 # The least of any world: in larger ones more axes have something to exchange, and inner stages have less to

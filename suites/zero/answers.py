@@ -63,7 +63,7 @@ def told(ctx: Context, moves: Sequence[Move], *techniques: Technique[Any]) -> di
 def variants(ctx: Context, *, micro_batches: int = 1, clip: float = 0.0, **sizes: int) -> dict[str, Task]:
     """The plain task, and one like a real run: micro-batches add up, and the norm is clipped.
 
-    The latter has two blocks: a deep stack of gates, which nothing normalises, has gradients of any size.
+    The latter has two blocks, which are enough for both.
     """
     task = Task(ctx, **sizes)
     if micro_batches == 1 and not clip:
@@ -118,17 +118,9 @@ class Hybrid(Trained[FullySharded]):
 
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
-    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back.
-
-    Shards should be neighbours: what is gathered stays in a node, and only shards are sent between nodes.
-    """
+    """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
     psi = ITEM * task.elements
     along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
-    rank, shards = task.ctx.rank, len(along.ranks)
-    meant = {
-        "shard": range(rank // shards * shards, (rank // shards + 1) * shards),
-        "replicate": range(rank % shards, task.ctx.size, shards),
-    }
     used = [axis for axis in (along, across) if len(axis.ranks) > 1]
     hops = (
         ("reduce_scatter", psi, along),
@@ -137,4 +129,4 @@ def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     )
     moves = [Move(kind, size, among) for kind, size, among in hops if len(among.ranks) > 1]
     found = told(task.ctx, moves, Hybrid(task, mesh))
-    return found if task.ctx.at_size else {**found, "placement": placement.entries(task.ctx, used, meant)}
+    return found if task.ctx.at_size else {**found, "placement": placement.entries(task.ctx, used)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,9 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from suites.mesh.issued import Layout
 from suites.zero.held import bytes_held, issued_by
+from suites.zero.issued import replicas
 from thresholds.hardware import Model
 
 # Enough blocks that all of them at once are more than the few that a rank may have.
@@ -18,9 +21,16 @@ DEEP = {"layers": 4}
 DEEPER = {"layers": 6}
 SMALL = {"width": 24, "layers": 2, "rows": 4, "steps": 3}
 held = partial(Entries, issued=issued_by, held=bytes_held)  # and the closed forms
+
+
+def axes_of(_step: str, per_node: Sequence[int]) -> list[dict[str, list[int]]]:
+    """Give each rank's shards and replicas: what is gathered stays among neighbours, inside a node."""
+    return Layout(("replicate", "shard"), replicas(per_node)).by_rank()
+
+
 # The answers of small steps.
 HOLDS = {
-    "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6),
+    "zero.hsdp": held(parity=30, repeat=28, traffic=6, memory=8, peaks=2, delivered=6, axes=axes_of),
     "zero.ddp": held(parity=104, repeat=84, traffic=6, memory=18, peaks=6, delivered=18),
     "zero.zero1": held(parity=30, repeat=26, traffic=10, memory=24, peaks=4, delivered=10),
     "zero.zero2": held(parity=38, repeat=34, traffic=10, memory=24, peaks=4, delivered=10),
@@ -33,7 +43,7 @@ HOLDS = {
     "zero.recompute": held(parity=94, repeat=56, traffic=4, memory=4, peaks=4, delivered=12),
     "zero.deepspeed": Entries(parity=8, repeat=28, traffic=6, memory=8, held=bytes_held),
 }
-REAL = {"micro_batches": 2, "clip": 1.0}  # the norm of two blocks' gradients is 5 to 100
+REAL = {"micro_batches": 2, "clip": 16.0}  # the norm of two blocks' gradients is 400 on two ranks, 25 on 500
 
 
 def small(step: str, *words: str, **more: Any) -> Case:  # noqa: ANN401 - whatever JSON can carry

@@ -107,13 +107,14 @@ def red(
     *,
     timed: bool = False,
     backend: str = "gloo",
+    nodes: Sequence[str] = (),
 ) -> dict[str, str]:
     """Which parts of a step are not green, each with the sentence that an operator would read.
 
     A part is judged if any rank has it: one that is missing on another rank is red. Its time is a part only
-    where it was `timed`.
+    where it was `timed`. `nodes` are those of the ranks, if they are not all on one.
     """
-    measurement = replace(_measurement(step, results, parameters or {}), backend=backend)
+    measurement = replace(_measurement(step, results, parameters or {}, nodes), backend=backend)
     there = sorted({part for result in results for part in result})
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
@@ -124,10 +125,14 @@ def red(
 
 
 def _measurement(
-    step: str, results: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
+    step: str,
+    results: Sequence[Mapping[str, Any]],
+    parameters: Mapping[str, Any],
+    nodes: Sequence[str] = (),
 ) -> Measurement:
-    ranks = tuple(RankReport(rank, NODE, rank, "cpu", result) for rank, result in enumerate(results))
-    return Measurement(step, parameters, World((NODE,)), "1", "gloo", ranks, 0.0)
+    nodes = nodes or [NODE] * len(results)
+    ranks = tuple(RankReport(rank, nodes[rank], rank, "cpu", result) for rank, result in enumerate(results))
+    return Measurement(step, parameters, World(tuple(dict.fromkeys(nodes))), "1", "gloo", ranks, 0.0)
 
 
 def _fault(measurement: Measurement, part: str) -> str:
@@ -169,7 +174,7 @@ def _holds(measurement: Measurement) -> Entries:
     if found is not None or not asked:
         return found or Entries()
     holds = next((case.holds for case in _cases() if case.step == step and case.holds), Entries())
-    return Entries(issued=holds.issued, together=holds.together, held=holds.held)
+    return Entries(issued=holds.issued, together=holds.together, held=holds.held, axes=holds.axes)
 
 
 def _planned(step: str, parameters: Mapping[str, Any], size: int) -> Entries | None:

@@ -279,8 +279,9 @@ def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(answers) if "error" in said]
     if errors:
         return {"error": "; ".join(errors)}
-    # What the plan says is said of all dtypes.
-    unplanned = mock.patch.object(parallel, "_holds", return_value=Entries())
+    # What the plan says is said of all dtypes, but for the axes.
+    holds = parallel._holds
+    unplanned = mock.patch.object(parallel, "_holds", lambda told: Entries(axes=holds(told).axes))
     with nullcontext() if bug.all_dtypes else unplanned:
         found = parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)
     return {part: said for part, said in found.items() if not bug.red or part in (*bug.red, "error")}

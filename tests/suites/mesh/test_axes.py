@@ -9,12 +9,14 @@ from unittest import mock
 import pytest
 
 from fixtures.check.judges import placement as judged
+from fixtures.check.plan import Case
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks.steps import Context
 from reports.record import Outcome
-from suites.mesh import placement
+from suites.mesh import placement, test_mesh
 from suites.mesh.axes import laid_out
 from suites.mesh.issued import Layout, divide
+from suites.zero import test_zero
 from tests.fixtures.check.answered import answered
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
@@ -90,8 +92,9 @@ def told(hosts: Sequence[str], layout: Layout, real: Sequence[str] = ()) -> list
 
 def faults(ranks: Sequence[RankReport]) -> list[str]:
     """The sentences of what is out of place."""
-    measurement = Measurement("mesh.fsdp_tp", {}, World(("a",)), "1", "gloo", tuple(ranks), 0.0)
-    target = judging.target(measurement, judging.hardware({}))
+    nodes = tuple(dict.fromkeys(rank.node for rank in ranks))
+    measurement = Measurement("mesh.fsdp_tp", {}, World(nodes), "1", "gloo", tuple(ranks), 0.0)
+    target = judging.target(measurement, judging.hardware({}), holds=test_mesh.STEPS[0].holds)
     found = judged.judge(answered(measurement, target)).judgements
     return [one.sentence for one in found if one.outcome is not Outcome.PASS]
 
@@ -118,6 +121,26 @@ def test_the_machines_count_and_not_what_the_job_calls_them() -> None:
     assert found[1].startswith("axis tp of ranks 0, 1 crosses x, y, and has to stay inside one node")
 
 
+def test_axes_of_other_ranks_than_planned_are_seen_on_one_machine_too() -> None:
+    wrong = "the axis is laid out otherwise"
+    assert faults(told(["a", "a", "a", "a"], Layout(("tp", "dp"), (2, 2))))[:2] == [
+        f"axis dp of ranks 0, 1 stays on a, and has to be of ranks 0, 2: {wrong}",
+        f"axis tp of ranks 0, 2 stays on a, and has to be of ranks 0, 1: {wrong}",
+    ]
+
+
+@pytest.mark.parametrize("step", [*test_mesh.STEPS, *test_mesh.EXPERTS, test_zero.HYBRID])
+@pytest.mark.parametrize("per_node", [[2, 2], [1] * 6, [8, 8], [4, 4, 4]])
+def test_the_plan_has_every_rank_once_in_each_axis(step: Case, per_node: list[int]) -> None:
+    assert step.holds is not None
+    assert step.holds.axes is not None
+    groups = step.holds.axes(step.step, per_node)
+    for axis in dict.fromkeys(axis for own in groups for axis in own):
+        ranks = {tuple(own[axis]) for own in groups}
+        assert sorted(rank for one in ranks for rank in one) == list(range(sum(per_node)))
+        assert all(number in own[axis] for number, own in enumerate(groups))
+
+
 def test_an_axis_larger_than_a_node_crosses_as_it_must() -> None:
     assert faults(told(["a", "b", "c", "d"], Layout(TWO, (2, 2)))) == []
     assert faults(told(["a", "a", "a", "a"], Layout(TWO, (2, 2)))) == []
@@ -137,7 +160,8 @@ def test_two_machines_of_one_name_are_two() -> None:
     ("said", "why"),
     [
         ({}, "does not say its placement"),
-        ({"placement": []}, "does not say where any axis is"),
+        ({"placement": []}, "says where no axis is, and the plan asks for dp, tp"),
+        ({"placement": [{"axis": "dp", "ranks": [1, 3], "machines": ["b"]}]}, "says where dp is"),
         ({"placement": [{"axis": "tp"}]}, "says of the place of an axis"),
         ({"placement": ["tp"]}, "says of the place of an axis"),
     ],

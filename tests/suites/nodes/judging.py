@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fixtures.check.findings import Findings
 from fixtures.check.judges import device_data, devices, repeatability
 from fixtures.check.plan import NODE, Case, Entries, Planned
@@ -40,9 +42,9 @@ def target(
     metrics: tuple[str, ...] = (),
     holds: Entries | None = Entries(),  # noqa: B008 - it is frozen
 ) -> Target:
-    """Where a measurement of one node comes from; of the entries that its ranks say there is no least."""
+    """Where a measurement comes from; of the entries that its ranks say there is no least."""
     planned = Planned(Case(measurement.step, holds=holds), NODE, measurement.world.nodes, "case", metrics)
-    ranks = {measurement.world.nodes[0]: len(measurement.ranks)}
+    ranks = Counter(rank.node for rank in measurement.ranks)
     return Target(planned, ranks, file, measurement.backend, {})
 
 
