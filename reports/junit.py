@@ -21,7 +21,7 @@ from reports.begin import CASES, RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.junit_text import Usual
 from reports.record import CheckRecord, EndRecord, Outcome, Record
-from reports.text import clean, first_line, redact, write_file
+from reports.text import clean, first_few, first_line, redact, write_file
 
 NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
@@ -112,10 +112,10 @@ def _unreported_cases(verdict: RunVerdict) -> Iterator[TestCase]:
     for entry in verdict.not_reported:
         if not entry.partly:
             classname, name = junit_text.split_id(entry.check)
-            who = ", ".join(entry.nodes) or "the run"
+            who = first_few(entry.nodes) or "the run"
             why = f": {verdict.cut_short}" if verdict.cut_short else ""
             message = f"{name} was planned for {who} and never reported{why}"
-            yield _case(classname, name, "error", "not reported", message, body=message)
+            yield _case(classname, name, "error", "not reported", message)
 
 
 def _case(
