@@ -8,10 +8,10 @@ features; w are the ranks. A block saves 9 n d for backward (derived in `suites.
 when backward has left the block. So the peak of a step, with what is held throughout, is either when backward
 enters its first block, with all that was saved, or in its last, with all the gradients that are left:
 
-    peak = held + batch + max(9 n d L + first, 9 n d + last) + 11 n d
+    peak = held + batch + max(9 n d L + first, 9 n d + last) + 12 n d
 
-There is room for the batch of all ranks, 2 w n d. 11 n d are the loss (2) and what backward has in a block
-(9).
+There is room for the batch of all ranks, 2 w n d. 12 n d are the loss (2) and what backward has in a block
+(9, and the gradient of what passes it by).
 
     technique           held            first               last
     ddp                 3 Psi           B                   Psi             parameters, momentum, buckets
@@ -45,7 +45,7 @@ from suites.zero.issued import WIDE, Sizes, clipped, columns, replicas
 
 SAVED_BY_BLOCK = 9
 SAVED_WITH_MASK = SAVED_BY_BLOCK + 1
-_WORKED_WITH = 11
+_WORKED_WITH = 12
 Terms = Callable[[int, int], tuple[float, float, float]]
 
 

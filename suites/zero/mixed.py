@@ -172,16 +172,16 @@ def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) 
     dtype, kept = (TRAINED, WIDE) if mixed else (EXACT, EXACT)
     model = task.model(dtype)
     masters = [nn.Parameter(weight.detach().to(kept)) for weight in model.parameters()]
-    optimizer, losses = make_optimizer(list(masters)), []
+    optimizer, losses, grads = make_optimizer(list(masters)), [], dict[str, torch.Tensor]()
+    names = [name for name, _ in model.named_parameters()]
     for number in range(task.steps):
         x, y = task.batch(number, dtype)
         losses.append(_accumulate(task, model, masters, (x, y)))
         optimizer.step()
+        task.add_up(grads, {name: gradient_of(one) for name, one in zip(names, masters, strict=True)})
         with torch.no_grad():
             for weight, master in zip(model.parameters(), masters, strict=True):
                 weight.copy_(master)
-    names = [name for name, _ in model.named_parameters()]
-    grads = {name: gradient_of(master) for name, master in zip(names, masters, strict=True)}
     return whole_results(task, model, losses, grads)
 
 

@@ -20,7 +20,7 @@ from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study import memory
 from fixtures.ranks.study.at_size import drawn, made
-from fixtures.ranks.study.driver import TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.driver import EXACT, TRAINED, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Mlp, gradient_of
 from fixtures.ranks.study.updates import Rule, Sgd, Updates
@@ -32,9 +32,10 @@ from suites.zero.issued import Sizes
 LEARNING_RATE = 5e-4
 MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
-# Targets are scaled by this at the size of training: by gradients so much larger, an update moves weights
-# by several of bf16's steps, so that weights of the step before are not taken for the new ones.
-FARTHER = 1 << 14
+# Targets are scaled by this, and more at the size of training: by gradients so much larger, an update moves
+# weights by several of bf16's steps, so that weights of the step before are not taken for the new ones.
+FAR, FARTHER = 1 << 6, 1 << 14
+_PART = 0.25  # of an MLP's output, so that deep stacks keep their size
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -90,7 +91,7 @@ class Task:
         return self.model(dtype)
 
     def _blocks(self) -> nn.Sequential:
-        return nn.Sequential(*(Mlp(self.columns, 2 * self.columns) for _ in range(self.layers)))
+        return nn.Sequential(*(Block(self.columns, 2 * self.columns) for _ in range(self.layers)))
 
     def batch(self, number: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of all ranks."""
@@ -101,8 +102,7 @@ class Task:
         """Inputs and targets of a rank."""
         seed = key(self.ctx.seed, 2, number, rank)
         x, y = drawn(seed, (2, self.rows, self.columns), self.ctx.device).to(dtype)
-        if self.ctx.at_size:
-            y.mul_(FARTHER)  # in place: `fit` plans no further copy of a batch
+        y.mul_(FARTHER if self.ctx.at_size else FAR)  # in place: `fit` plans no further copy of a batch
         return x, y
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
@@ -124,6 +124,11 @@ class Task:
         rows = self.rows // self.micro_batches
         pairs = zip(torch.split(output.detach(), rows), torch.split(y, rows), strict=True)
         return torch.stack([loss_of(*pair) for pair in pairs]).view(self.ctx.size, -1).double().mean(1)
+
+    def add_up(self, total: dict[str, torch.Tensor], gradients: Named) -> None:
+        """Add a step's gradients to those before it, in fp64; large ones take the place of those before."""
+        for name, grad in gradients.items():
+            total[name] = grad if self.ctx.at_size else total.get(name, 0) + grad.detach().to(EXACT)
 
     @property
     def sizes(self) -> Sizes:
@@ -149,6 +154,14 @@ class Task:
     def block_elements(self) -> int:
         """Psi of one block."""
         return self.sizes.block_elements
+
+
+class Block(Mlp):
+    """An MLP beside a residual stream: of gates alone six blocks give 1e-16, and no weight matters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give the same shape."""
+        return torch.add(x, super().forward(x), alpha=_PART)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -310,15 +323,19 @@ def part_of(task: Task, whole: Named, engine: Engine) -> Named:
 def follow(
     task: Task, engine: Engine, dtype: torch.dtype, seen: Seen, updates: Updates | None = None
 ) -> Named:
-    """Train; the calls of the last step, the steady state, are counted."""
-    losses = []
+    """Train; the calls of the last step, the steady state, are counted.
+
+    Without `updates`, gradients are those that the engine has at the end.
+    """
+    losses, grads = [], dict[str, torch.Tensor]()
     for number in range(task.steps):
         share = task.share(number, dtype)
         with seen() if number == task.steps - 1 else nullcontext():
             losses.append(engine.step(*share).detach())
         if updates is not None:
             updates.follow(engine.gradients())
-    grads, params = engine.gradients(), engine.parameters()
+            task.add_up(grads, engine.gradients())
+    grads, params = grads or dict(engine.gradients()), engine.parameters()
     found = {**of_kind("grad", grads), **of_kind("param", params)}
     kept = {name: tensor.detach().clone() for name, tensor in found.items()}
     with torch.no_grad():
@@ -330,7 +347,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the whole batch, alone."""
     model = task.reference(dtype)
     optimizer = optimizer_of(list(model.parameters()))
-    losses, norms = [], []
+    losses, norms, grads = [], [], dict[str, torch.Tensor]()
     for number in range(task.steps):
         x, y = task.batch(number, dtype)
         optimizer.zero_grad()
@@ -338,7 +355,7 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
         losses.append(task.losses(output, y))
         norms += clipping.clip_alone(model, task.clip)
         optimizer.step()
-    grads = {name: gradient_of(weight) for name, weight in model.named_parameters()}
+        task.add_up(grads, {name: gradient_of(weight) for name, weight in model.named_parameters()})
     return {**whole_results(task, model, losses, grads), **clipping.of_norms(norms)}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from suites.zero import policies, wrapped
-from suites.zero.test_zero import DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
+from suites.zero.test_zero import DEEPER, DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, is_narrow, never, of, planted, told
 from tests.teeth.mesh import elsewhere
 from tests.teeth.patches import narrow
@@ -35,6 +35,7 @@ from tests.teeth.patches.zero import (
     dropped_in_groups,
     flipped_always,
     for_good,
+    gathered_before_the_update,
     gathered_cached,
     hooked,
     kept_when_prefetched,
@@ -48,6 +49,7 @@ from tests.teeth.patches.zero import (
     not_at_all,
     only_with_grad,
     other_input,
+    own_summands_in_turn,
     reduced_late,
     rotated,
     shares_of_whole,
@@ -152,6 +154,22 @@ _CEILING = [
     _bug("zero.zero3", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
     _bug("zero.fsdp", "two gathered blocks cached", gathered_cached("all_gather_single"), "memory"),
 ]
+# Outputs and gradients of all planned blocks are large enough to show what is wrong with one update.
+_DEEP = [
+    _bug("zero.fsdp_prefetch", "prefetched before the update", gathered_before_the_update(), "parity"),
+    _bug(
+        "zero.fsdp_prefetch",
+        "every second step is not added up",
+        of("reduce_scatter_single", own_summands_in_turn(DEEPER["layers"], SMALL["steps"])),
+        "parity",
+    ),
+    _bug(
+        "zero.fsdp",
+        "gathered in bf16 as before the update",
+        gathered_before_the_update(torch.bfloat16),
+        "parity",
+    ),
+]
 _START = [
     _bug("zero.ddp", "initial weights not broadcast", of("_broadcast_coalesced", dropped), "parity"),
     _bug("zero.ddp", "initial weights of the last rank", of("_broadcast_coalesced", last_rank), "parity"),
@@ -188,6 +206,12 @@ _CAST = [
         "traffic",
     ),
     _bug("zero.fsdp_mixed", "wrong divisor", of("reduce_scatter_single", SUMMED), "parity"),
+    _bug(
+        "zero.fsdp_mixed",
+        "every second step is not added up",
+        of("reduce_scatter_single", own_summands_in_turn(SMALL["layers"], SMALL["steps"])),
+        "parity",
+    ),
     _bug(
         "zero.fsdp_prefetch",
         "kept when prefetched",
@@ -317,4 +341,4 @@ _USUAL = [
     *_START,
     *_DEEPSPEED,
 ]
-BUGS = [*map(_shallow, [*map(_plain, [*_USUAL, *_TRAINED]), *_REAL]), *map(_plain, _CEILING)]
+BUGS = [*map(_shallow, [*map(_plain, [*_USUAL, *_TRAINED]), *_REAL]), *map(_plain, [*_CEILING, *_DEEP])]

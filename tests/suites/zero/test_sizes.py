@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fixtures.check.plan import Case
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import Pace
-from suites.zero.test_zero import AT_SIZE, scaled
-from suites.zero.training import Task
+from suites.zero.test_zero import AT_SIZE, STEPS, scaled
+from suites.zero.training import Task, unsharded
 from tests.fixtures.ranks.gloo_world import context
 from thresholds.hardware import MODELS
 
@@ -32,6 +33,17 @@ def test_a_ranks_rows_are_cut_into_the_micro_batches_of_every_world(ranks: int) 
     [ddp] = [case for case in AT_SIZE if case.step == "zero.ddp"]
     asked = {**ddp.parameters, **scaled(MODELS["nccl"], ranks)}
     assert asked["rows"] % asked["micro_batches"] == 0
+
+
+@pytest.mark.parametrize("case", [case for case in STEPS if "module" not in case.parameters])
+def test_an_update_moves_weights_in_bf16_of_every_block(case: Case) -> None:
+    """Otherwise weights of the step before would pass for the new ones."""
+    width, layers, rows = (case.parameters[name] for name in ("width", "layers", "rows"))
+    task = Task(context(0, 2), width, layers, rows, steps=1)
+    before = {f"param:{name}": one for name, one in task.model(torch.bfloat16).named_parameters()}
+    after = unsharded(task, torch.bfloat16)
+    moved = {name: float((after[name] != one).float().mean()) for name, one in before.items()}
+    assert min(moved.values()) > 0.5, moved
 
 
 def test_rows_that_micro_batches_do_not_share_are_refused() -> None:

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from tests.teeth.bug import Patch, instead_of, planted, replaced, replacing, told
+from fixtures.ranks.study.pattern import LARGEST_BYTES
+from tests.teeth.bug import Maker, Patch, instead_of, planted, replaced, replacing, told
 from tests.teeth.patches.flips import transient
 
 Call = Callable[..., Any]
@@ -302,6 +304,44 @@ def gathered_cached(name: str) -> Patch:
         return gather
 
     return planted(dist, name, make)
+
+
+def gathered_before_the_update(only: torch.dtype | None = None) -> Patch:
+    """fully_shard gathers what a shard was before its last update, in all dtypes or in one."""
+
+    def make(original: Any) -> Any:
+        def inputs(param: Any) -> list[torch.Tensor]:
+            now = [part.detach().clone() for part in original.fget(param)]
+            if only not in (None, now[0].dtype):
+                return now
+            kept: deque[list[torch.Tensor]] = vars(param).setdefault("kept", deque([now], maxlen=2))
+            if not all(map(torch.equal, kept[-1], now)):
+                kept.append(now)
+            return kept[0]
+
+        return property(inputs)
+
+    return planted(FSDPParam, "all_gather_inputs", make)
+
+
+def own_summands_in_turn(reductions: int, steps: int) -> Maker:
+    """Every second step of a run a rank gets back its own gradients; a step has so many reductions."""
+
+    def make(original: Call) -> Call:
+        number = itertools.count()
+
+        def reduce(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            own = input.detach().reshape(dist.get_world_size(), -1)[dist.get_rank()].clone()
+            done = original(output, input, *args, **kwargs)
+            if input.nbytes < LARGEST_BYTES["cpu"] and next(number) // reductions % steps % 2:
+                if done is not None:
+                    done.wait()
+                output.detach().view(-1).copy_(own)
+            return done
+
+        return reduce
+
+    return make
 
 
 @after_step
