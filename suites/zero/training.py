@@ -34,7 +34,7 @@ MOMENTUM = 0.9
 RULE = Sgd(LEARNING_RATE, MOMENTUM)
 # Targets are scaled by this, and more at the size of training: by gradients so much larger, an update moves
 # weights by several of bf16's steps, so that weights of the step before are not taken for the new ones.
-FAR, FARTHER = 1 << 6, 1 << 14
+FAR, FARTHER = 1 << 6, 1 << 10
 _PART = 0.25  # of an MLP's output, so that deep stacks keep their size
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
