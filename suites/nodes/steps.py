@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from fixtures.node.facts import rank_facts
 from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.steps import Context, Unsupported, step
+from suites.nodes.compute import kernels as held
 from suites.nodes.compute import lasting, links, pcie, together
 from suites.nodes.compute import matmul as products
 from suites.nodes.compute import memory as arrays
 from suites.nodes.compute import repeats as again
 from suites.nodes.compute import training as trained
+from suites.nodes.compute.rounded import ROUNDED
+from suites.nodes.compute.whole import WHOLE
 
 
 @step
@@ -88,6 +92,12 @@ def peer_links(ctx: Context) -> dict[str, Any]:
 def repeatability(ctx: Context, *, repeats: dict[str, int]) -> dict[str, Any]:
     """Run the same kernels `repeats` times, by kind of device, and compare every bit of every result."""
     return again.repeated(ctx, repeats[ctx.device.type])
+
+
+@step
+def kernels(ctx: Context, *, kernels: Sequence[str]) -> dict[str, Any]:
+    """Hold these kernels to the same arithmetic written out, each in every dtype that it is used in."""
+    return held.measured(ctx, {**ROUNDED, **WHOLE}, kernels)
 
 
 @step

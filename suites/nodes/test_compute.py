@@ -16,7 +16,14 @@ MATMUL = [
 ]
 TRAINED = [case for case in MATMUL if case.parameters["dtype"] in TRAINED_IN]
 OTHERS = [case for case in MATMUL if case not in TRAINED]
+# Each is in the table of a module beside this one: suites/nodes/compute/rounded.py and whole.py.
+HELD = [
+    *("linear", "matmul", "silu", "softmax", "attention", "norm", "cross_entropy", "sums"),
+    *("embedding", "index_add", "to_bf16", "to_fp16", "from_bf16", "from_fp16", "rand", "dropout"),
+    *("order", "counts", "largest"),
+]
 SLOPE = [Case("nodes.slope", (), {"seconds": {"cpu": 0.5, "cuda": 10.0}}, weight=4.0)]
+KERNELS = [Case("nodes.kernels", (), {"kernels": HELD})]
 OVERLAP = [Case("nodes.overlap", (), {"repeats": 10})]
 SIZES = {
     "cpu": {"vocab": 64, "width": 32, "layers": 2, "heads": 4, "hidden": 64, "batch": 2, "length": 32},
@@ -53,6 +60,15 @@ def test_matrix_products_hold_their_floor(check: Check) -> None:
 )
 def test_other_matrix_products_are_right(check: Check) -> None:
     """The same in other dtypes: exact, and as fast as the hardware file says where it says something."""
+    check.run()
+
+
+@over(KERNELS, NODE, ask=requests.step, judges=[device_data.kernels])
+def test_kernels_hold_to_arithmetic_written_out(check: Check) -> None:
+    """Products, activations, attention, casts, draws and sorts are what they should be, but for rounding.
+
+    What compares a step with the same kernels on the same node would not see one that is wrong.
+    """
     check.run()
 
 

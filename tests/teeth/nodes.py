@@ -1,4 +1,4 @@
-"""Seeded bugs of single devices: products, memory, repeats, and what happens under load."""
+"""Seeded bugs of single devices: products, memory, repeats, kernels, and what happens under load."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from suites.nodes import test_compute, test_memory, test_repeatability
 from tests.teeth.bug import Bug, Maker, Patch, planted, replacing
+from tests.teeth.patches import kernels
 from tests.teeth.patches.flips import flip, transient
 
 Call = Callable[..., Any]
 _CASES = [
-    *(test_compute.OVERLAP + test_compute.TRAINING),
+    *(test_compute.OVERLAP + test_compute.TRAINING + test_compute.KERNELS),
     *(test_memory.MEMORY + test_memory.PATTERN + test_repeatability.REPEATED),
 ]
 _PARAMETERS: Mapping[str, Mapping[str, Any]] = {
@@ -143,4 +144,8 @@ BUGS = [
     _bug("overlap", "a product beside it is wrong", planted(torch, "mm", flipped(lambda n: n == 5)), "wrong"),
     _bug("training", "a loss is no number", planted(functional, "cross_entropy", no_number_at(5)), "losses"),
     _bug("training", "the weights go up", planted(torch, "_foreach_sub_", upwards), "losses"),
+    _bug("kernels", "bf16 products are made of fp8", kernels.products_of_fp8, "wrong"),
+    _bug("kernels", "casts to bf16 cut off", kernels.casts_cut_off, "wrong"),
+    _bug("kernels", "seeds are ignored", kernels.seeds_ignored, "wrong"),
+    _bug("kernels", "silu of another constant", kernels.silu_of_another_constant, "wrong"),
 ]

@@ -13,7 +13,7 @@ from tests.fixtures.check.answered import answered, file_of
 from tests.fixtures.scenario import HARDWARE
 from thresholds.hardware import Hardware
 
-PARTS = ("series", "digests", "losses", "pattern")
+PARTS = ("series", "digests", "losses", "pattern", "kernels")
 # Far from what any machine does: floors a hundredth of it, and 0.6 of the speed at the end of a run.
 ROWS = {"tflops": "min = 0.0005", "copy": "min = 0.2", "triad": "min = 0.2", "slope": "max = 0.4"}
 ROW = """
@@ -54,6 +54,7 @@ def judge(measurement: Measurement, part: str) -> Findings:
         "series": devices.figures,
         "losses": device_data.learning,
         "pattern": device_data.pattern,
+        "kernels": device_data.kernels,
         "digests": repeatability.judge,
     }
     return judges[part](answered(measurement, target(measurement, hardware(ROWS)), [measurement]))
