@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -140,6 +141,12 @@ class ContextParallel(Technique[Tally]):
             gradients = torch.autograd.grad(out, leaves, part.gradient)
         found = dict(zip(NAMES, (out.detach(), *gradients), strict=True))
         return Left({**found, ALONE: alone}, tally)
+
+    def other(self) -> ContextParallel:
+        """The same with another sequence."""
+        other = copy(self)
+        other.ctx = replace(self.ctx, seed=key(self.ctx.seed) >> 1)
+        return other
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Output and gradients of torch's own attention over the whole sequence."""

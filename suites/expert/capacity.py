@@ -31,7 +31,7 @@ from fixtures.ranks.study.driver import Entries, Form, Named, Run
 from suites.expert.issued import capped
 from suites.expert.layer import Sharded, Unsharded, route
 from suites.expert.parity import Experts
-from suites.expert.routing import counts, matrix, top_k
+from suites.expert.routing import counts
 from suites.expert.tokens import rows_of
 
 WEIGHT = 0.01  # of the loss, as in Switch
@@ -104,14 +104,16 @@ class CappedExperts(Experts):
     capacity: int
     alone = UnshardedCapped
 
-    def __post_init__(self) -> None:
-        shape = self.made.shape
-        self.routed = [top_k(wanted, shape.top_k).cpu() for wanted in self.made.wanted]
+    def deal(self) -> None:
+        """Write down which rows are dropped, and where the others go."""
+        self.routed = [chosen.cpu() for chosen in self.tables()]
         self.kept = [by_rule(chosen, self.capacity) for chosen in self.routed]
-        tables = zip(self.routed, self.kept, strict=True)
-        rows = [chosen[kept] for chosen, kept in tables]
-        self.sent = matrix(rows, shape.experts)
-        self.busiest = int(counts(torch.cat(rows), shape.experts).max())
+        self.count([chosen[kept] for chosen, kept in zip(self.routed, self.kept, strict=True)])
+
+    def chosen(self) -> Tensor:
+        """Where this rank's tokens must be sent; E, for rows that are dropped."""
+        rank = self.ctx.rank
+        return self.routed[rank].masked_fill(~self.kept[rank], self.made.shape.experts)
 
     @property
     def dropped(self) -> Tensor:
@@ -147,6 +149,7 @@ class CappedExperts(Experts):
         model: Any = run.kept
         right = self.kept[self.ctx.rank].to(model.kept.device), self.dropped.to(model.dropped.device)
         return [
+            *super().beside(dtype, run),
             parity.local(parity.equal("rows that are kept", model.kept, right[0])),
             parity.equal("rows dropped for each expert", model.dropped, right[1]),
             parity.equal("rows dropped in sum", model.dropped.sum(), right[1].sum()),

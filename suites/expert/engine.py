@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,6 +99,11 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
         right = small_sums(self.given, self.ctx.rank)
         return [*arrival(self.given, found, self.ctx.rank), parity.equal("tokens at home", home, right)]
 
+    def other(self) -> Carried:
+        """The same with rows from back to front, but for their numbers."""
+        rows = [torch.cat([one[:, :2], one[:, 2:].flip(-1)], dim=1) for one in self.given.rows]
+        return replace(self, given=replace(self.given, rows=rows))
+
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """None: torch cannot count what the engine's kernels send."""
         return []
@@ -148,7 +153,7 @@ class Carrying(Experts):
         x = made.tokens[rank].to(dtype).detach().requires_grad_()
         logits = x.double() @ model.router.weight.double().T
         weights, chosen = route(logits, model.wanted, model.top_k, torch.float32)
-        model.weights = weights.detach()
+        model.weights, model.chosen = weights.detach(), chosen
         kept: list[Any] = []
         rows, shares, found = dispatched(x, weights, chosen, made.shape.experts, self.by, kept)
         done = torch.zeros_like(rows)
@@ -181,8 +186,8 @@ def paces(ctx: Context, made: Engine, given: Load, iterations: int, budget_s: fl
     right, small = found.rows.clone(), made.again(_small(own), found.handle)
     sums = small_sums(given, ctx.rank)
     ways = {
-        "dispatch": (Watched(lambda: made.again(own, found.handle), right), right.nbytes),
-        "combine": (Watched(lambda: made.combine(small, found.handle)[0], sums), right.nbytes),
+        "dispatch": (Watched((lambda: made.again(own, found.handle), right)), right.nbytes),
+        "combine": (Watched((lambda: made.combine(small, found.handle)[0], sums)), right.nbytes),
     }
     timed = paced(ctx, ways, iterations, budget_s)
     return {**timed, "parity": [*arrival(given, found, ctx.rank), *timed["parity"]]}

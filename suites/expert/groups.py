@@ -8,6 +8,7 @@ there to the experts; results are added up on the way back, in the node first. E
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,13 @@ class Limited(Technique[TwoHops]):
         with seen():
             trip = two_hops(self.ctx, self.nodes, self.chosen, self.own, self.shape.experts)
         return Left({"tokens at experts": trip.arrived, "sums at home": trip.home}, trip)
+
+    def other(self) -> Limited:
+        """The same with tokens from back to front."""
+        other = copy(self)
+        other.everybodys = [rows.flip(-1) for rows in self.everybodys]
+        other.own = other.everybodys[self.ctx.rank]
+        return other
 
     def reference(self, dtype: torch.dtype) -> Named:
         """What must arrive at the experts, and what every token must come back as."""

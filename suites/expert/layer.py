@@ -163,7 +163,7 @@ class Sharded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Dispatch, let the experts work, combine."""
         weights, chosen = self.choose(x)
-        self.weights = weights.detach()
+        self.weights, self.chosen = weights.detach(), chosen
         layout = lay_out(chosen, self.wanted.shape[1], self.ranks, self.group)
         rows = copies(x, layout.order, self.top_k)[: sum(layout.sent)]
         arrived = exchanged(rows, layout.sent, layout.received, self.group, fp8=self.fp8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,15 +12,15 @@ from torch import Tensor
 
 from fixtures.ranks.exact.payload import key
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study import memory
+from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.at_size import drawn as large
 from fixtures.ranks.study.at_size import made
-from fixtures.ranks.study.driver import Entries, Form, Left, Named, Run, Seen, Technique
+from fixtures.ranks.study.driver import EXACT, Entries, Form, Left, Named, Run, Seen, Technique
 from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import gradient_of, seeded
 from suites.expert import held, issued
 from suites.expert.layer import Sharded, Unsharded, UnshardedFp8
-from suites.expert.routing import Shape, column, counts, matrix, preference, top_k, uniform
+from suites.expert.routing import LEARNED, Shape, column, counts, matrix, preference, top_k, uniform
 from suites.expert.tokens import rows_of
 
 _TOKENS, _TARGETS, _WEIGHTS = 710, 711, 712
@@ -30,22 +31,34 @@ PIECES = 8  # in which the unsharded model takes all tokens at the size of train
 
 @dataclass(frozen=True)
 class Layer:
-    """The same problem on every rank: all ranks' tokens, the gradients of their outputs, preferences."""
+    """The same problem on every rank: all ranks' tokens, the gradients of their outputs, preferences.
+
+    `learned`: the logits decide. They are fp64 products of numbers that every dtype holds, and so the same.
+    """
 
     shape: Shape
     tokens: list[Tensor]
     targets: list[Tensor]
     wanted: list[Tensor]
+    learned: bool = False
+
+    def other(self) -> Layer:
+        """The same with tokens and gradients from back to front."""
+        tokens, targets = ([one.flip(-1) for one in lists] for lists in (self.tokens, self.targets))
+        return replace(self, tokens=tokens, targets=targets)
 
 
 def layer(ctx: Context, routing: str, shape: Shape) -> Layer:
     """Draw the problem; bf16 can represent it all, so that every dtype starts from the same numbers."""
-    rows = [issued.tokens_on(routing, rank, shape.tokens) for rank in range(ctx.size)]
+    ranks, learned = range(ctx.size), routing == LEARNED
+    rows = [issued.tokens_on(routing, rank, shape.tokens) for rank in ranks]
+    preferred = (preference(routing, ctx.seed, rank, shape) for rank in ranks)
     return Layer(
         shape,
         [drawn(ctx, _TOKENS, rank, (count, shape.hidden)) for rank, count in enumerate(rows)],
         [drawn(ctx, _TARGETS, rank, (count, shape.hidden)) for rank, count in enumerate(rows)],
-        [decided(preference(routing, ctx.seed, rank, shape)).to(ctx.device) for rank in range(ctx.size)],
+        [(one if learned else decided(one)).to(ctx.device) for one in preferred],
+        learned,
     )
 
 
@@ -85,10 +98,37 @@ class Experts(Technique[Sharded]):
     alone: ClassVar[type[Unsharded]] = Unsharded
 
     def __post_init__(self) -> None:
-        shape = self.made.shape
-        routed = [top_k(wanted, shape.top_k) for wanted in self.made.wanted]
-        self.sent = matrix(routed, shape.experts)
-        self.busiest = int(counts(torch.cat(routed), shape.experts).max())
+        self.deal()
+
+    def deal(self) -> None:
+        """Write down which rows go where."""
+        self.routed = self.tables()
+        self.count(self.routed)
+
+    def tables(self) -> list[Tensor]:
+        """The experts of every rank's tokens, best first."""
+        made, scores = self.made, self.made.wanted
+        if made.learned:
+            router = self.whole(EXACT).router.weight.detach().cpu()
+            scores = [tokens.cpu() @ router.T for tokens in made.tokens]
+        return [top_k(one, made.shape.top_k) for one in scores]
+
+    def count(self, rows: list[Tensor]) -> None:
+        """Count the rows between ranks, and those of the busiest expert."""
+        experts = self.made.shape.experts
+        self.sent = matrix(rows, experts)
+        self.busiest = int(counts(torch.cat([one.flatten() for one in rows]), experts).max())
+
+    def other(self) -> Experts:
+        """The same with other tokens, and with the same weights."""
+        other = copy(self)
+        other.made = self.made.other()
+        other.deal()
+        return other
+
+    def chosen(self) -> Tensor:
+        """Where this rank's tokens must be sent."""
+        return self.routed[self.ctx.rank]
 
     def whole(self, dtype: torch.dtype) -> Unsharded:
         """The unsharded model: experts in `dtype`, the router at least in fp32."""
@@ -176,6 +216,11 @@ class Experts(Technique[Sharded]):
             shape.experts, self.ctx.size, shape.hidden, shape.inner, shape.top_k, dtype.itemsize
         )
 
+    def beside(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
+        """Compare the experts of this rank's tokens."""
+        found = run.kept.chosen
+        return [parity.local(parity.equal("experts that are chosen", found, self.chosen().to(found.device)))]
+
     def memory(self, dtype: torch.dtype, run: Run[Sharded]) -> Entries:
         """Bytes of the router, the experts, and their gradients."""
         found = {"params": memory.parameter_bytes(run.kept), "grads": memory.gradient_bytes(run.kept)}
@@ -194,11 +239,11 @@ class ExpertsFp8(Experts):
     alone = UnshardedFp8
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         made, hidden = self.made, torch.arange(self.made.shape.hidden, device=self.ctx.device)
         sizes = 2.0 ** -(hidden // issued.BLOCK % 4)
         lists = [[rows * sizes for rows in one] for one in (made.tokens, made.targets)]
         self.made = replace(made, tokens=lists[0], targets=lists[1])
+        super().__post_init__()
 
     def sharded(self, dtype: torch.dtype) -> Sharded:
         """This rank's part of it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def even_traffic(seed: int, ranks: int, shape: Shape) -> list[Tensor]:
 class Traffic(Technique[None]):
     """The buffers of one rank: its tokens (bf16 patterns), what it receives, and what that must be.
 
-    Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is as in `even_traffic`.
+    Ranks are those of a group (None: the world), as `ctx` counts them; `goes` is as in `even_traffic`, and
+    `turn` says which tokens they are.
     """
 
     ctx: Context
@@ -49,6 +51,7 @@ class Traffic(Technique[None]):
     hidden: int
     group: Group = None
     variant: str = ""
+    turn: int = 0
     dtypes = (TRAINED,)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,17 @@ class Traffic(Technique[None]):
         self.arrived = torch.empty_like(self.right)
         self.back = self.x.new_empty(sum(self.sent), self.hidden)
 
+    @cached_property
+    def twin(self) -> Traffic:
+        """The same with other tokens, in the same buffers: they take turns while it is timed."""
+        twin = replace(self, turn=1)
+        twin.arrived, twin.back = self.arrived, self.back
+        return twin
+
+    def other(self) -> Traffic:
+        """The same with other tokens."""
+        return self.twin
+
     def right_of(self, rank: int) -> Tensor:
         """Compute any rank's tokens as they must arrive: a finite pattern in every element."""
         return (self.words_of(rank) & _FINITE).view(torch.bfloat16)
@@ -72,7 +86,7 @@ class Traffic(Technique[None]):
     def words_of(self, rank: int) -> Tensor:
         """Draw 16 bits for each element of any rank's tokens."""
         count = len(self.goes[rank])
-        words = stream(self.ctx, rank, _ROWS, count * self.hidden // 4).view(torch.int16)
+        words = stream(self.ctx, rank, _ROWS + self.turn, count * self.hidden // 4).view(torch.int16)
         return words.view(count, self.hidden)
 
     def dispatch(self) -> Tensor:
@@ -81,9 +95,9 @@ class Traffic(Technique[None]):
         dist.all_to_all_single(self.arrived, rows, self.received, self.sent, group=self.group)
         return self.arrived
 
-    def work(self) -> None:
+    def work(self, rows: Tensor) -> None:
         """The experts return their inputs."""
-        self.worked = self.arrived
+        self.worked = rows
 
     def combine(self) -> Tensor:
         """Send back and add up, in the dtype of the tokens; give what came back."""
@@ -100,7 +114,7 @@ class Traffic(Technique[None]):
         """Dispatch and combine."""
         with seen():
             arrived = self.dispatch().clone()
-        self.work()
+        self.work(self.arrived)
         with seen():
             back = self.combine().clone()
         return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
@@ -126,9 +140,14 @@ class Traffic(Technique[None]):
 
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
         """Time dispatch and then combine; `ctx` has all ranks that take part in an iteration."""
+        both = self, self.twin
+        for one in both:
+            one.work(one.right)
+        there = Watched(*((one.dispatch, one.right) for one in both))
+        back = Watched(*((one.combine, one.x[one.token]) for one in both))
         ways = {
-            f"dispatch{name}": (Watched(self.dispatch, self.right), self.right.nbytes),
-            f"combine{name}": (Watched(self.combine, self.x[self.token]), self.worked.nbytes),
+            f"dispatch{name}": (there, self.right.nbytes),
+            f"combine{name}": (back, self.worked.nbytes),
         }
         return paced(ctx, ways, iterations, budget_s)
 
@@ -149,9 +168,9 @@ class TrafficFp8(Traffic):
         """Compute the bytes of any rank's tokens."""
         return pattern(self.words_of(rank))
 
-    def work(self) -> None:
+    def work(self, rows: Tensor) -> None:
         """The experts return their inputs' values, in bf16."""
-        self.worked = unpacked(self.arrived, TRAINED)
+        self.worked = unpacked(rows, TRAINED)
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """Rows sent in fp8, and rows returned in bf16."""
@@ -164,28 +183,31 @@ class TrafficFp8(Traffic):
 
 
 class Watched:
-    """A call as an `Exchange`; all ranks enter it together.
+    """Calls that take turns, each with its right result, as an `Exchange`; all ranks enter it together.
 
     Every iteration's result is compared, and wrong ones are counted. It is then zeroed, so that no iteration
     passes with the result of the one before: memory that is freed and allocated again could still hold that.
+    What a backend has kept of it is found where the next iteration has other data.
     """
 
     host_clock = False
     lockstep = True
     kept = 1
 
-    def __init__(self, call: Callable[[], Tensor], right: Tensor) -> None:
-        self.call, self.right, self.left = call, right, right.clone()
-        self.wrong = torch.zeros(1, dtype=torch.int64, device=right.device)
+    def __init__(self, *turns: tuple[Callable[[], Tensor], Tensor]) -> None:
+        self.turns, (_, self.right) = turns, turns[0]
+        self.left = self.right.clone()
+        self.wrong = torch.zeros(1, dtype=torch.int64, device=self.right.device)
 
     def prepare(self, i: int) -> None:
-        """Compare the result of the iteration before, and zero it; the same rows are sent again."""
+        """Compare the result of the iteration before, and zero it."""
         self.check(i)
         self.left.zero_()
 
     def run(self, i: int) -> None:
         """Do it once."""
-        self.left = self.call()
+        call, self.right = self.turns[i % len(self.turns)]
+        self.left = call()
 
     def check(self, i: int) -> dict[str, Any] | None:
         """Count a wrong result, without waiting for the GPU."""

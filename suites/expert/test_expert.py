@@ -55,17 +55,17 @@ def sized(step: str, entry: str, *words: str, **more: Any) -> Case:  # noqa: ANN
 
 held = partial(Entries, together=together, held=bytes_held)  # and the closed forms
 OF_TOKENS = held(parity=3, repeat=3, traffic=2, memory=0, peaks=1, delivered=2)
-OF_LAYER = held(parity=10, repeat=10, traffic=4, memory=4, peaks=2, delivered=4)
+OF_LAYER = held(parity=12, repeat=10, traffic=4, memory=4, peaks=2, delivered=4)
 TOKENS = [
     case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
     for kind in ROUTINGS
 ]
-# A row of 47 numbers is no multiple of 16 bytes.
+# A row of 47 numbers is no multiple of 16 bytes. Here the router decides, and no preference.
 ODD = [
     case_of(
         "expert.parity",
         "odd",
-        routing="skewed",
+        routing="learned",
         hidden=47,
         inner=23,
         **{**LAYER, "tokens_per_rank": 13},
@@ -85,14 +85,14 @@ PARITY_FP8 = [
         inner=24,
         fp8=True,
         **LAYER,
-        holds=held(parity=10, repeat=10, traffic=4, memory=4, delivered=4),
+        holds=held(parity=12, repeat=10, traffic=4, memory=4, delivered=4),
     )
 ]
 # Skewed routing exceeds the capacity of some experts, balanced routing of none.
 CAPPED = [
     replace(
         case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
-        holds=held(parity=18, repeat=12, traffic=4, memory=4, peaks=2, delivered=4),
+        holds=held(parity=20, repeat=12, traffic=4, memory=4, peaks=2, delivered=4),
     )
     for kind in ("balanced", "skewed")
 ]
@@ -159,7 +159,7 @@ CARRIED: dict[str, Any] = {
 ENGINE = [
     replace(
         case_of("expert.deepep", kind, routing=kind, sizes=SIZES["normal"], **CARRIED, **LAYER, **TIMED),
-        holds=held(parity=16, repeat=5, traffic=1, memory=2),
+        holds=held(parity=17, repeat=5, traffic=1, memory=2),
         sized="normal",
         engine="deepep",
     )
@@ -182,7 +182,7 @@ def of_training(model: Model, ranks: int, fewer: int = 1) -> dict[str, int]:
 
 
 of_decoding = partial(of_training, fewer=32)
-LARGE = held(parity=5, repeat=5, traffic=2, memory=2)
+LARGE = held(parity=6, repeat=5, traffic=2, memory=2)
 AT_SIZE = [
     at_size("expert.parity", of_training, "training", routing="skewed", holds=LARGE),
     at_size("expert.parity", of_decoding, "decoding", routing="balanced", holds=LARGE),

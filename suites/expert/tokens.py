@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,12 @@ class RoundTrip(Technique[None]):
             totals = torch.tensor([sum(layout.sent), len(arrived)], device=ctx.device)
             dist.all_reduce(totals, group=group)
         return Left(_named(arrived, returned(home, layout.order, slots), totals), None)
+
+    def other(self) -> RoundTrip:
+        """The same with tokens from back to front."""
+        other = copy(self)
+        other.everybodys = [rows.flip(-1) for rows in self.everybodys]
+        return other
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Where every token must be: no row is lost or duplicated."""

@@ -85,10 +85,15 @@ class Scheduled(Technique[Pipeline]):
         return Problem.make(self.ctx, self.shape, self.width, self.rows, dtype)
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[Pipeline]:
-        """Count the second step: in the first the stages agree on their buffers and make them."""
+        """Count the second step: in the first the stages agree on their buffers and make them.
+
+        The first has another batch, as what a buffer keeps of it would be right for the same one.
+        """
         group, problem = self.among.group, self.problem(dtype)
         pipeline = Pipeline(self.ctx, group, self.schedule, self.shape, problem)
+        problem.inputs.neg_()
         pipeline.step()
+        problem.inputs.neg_()
         with seen():
             losses = pipeline.step()
         found = pipeline.gradients() | ({"loss": torch.stack(losses).detach()} if losses else {})

@@ -47,7 +47,12 @@ STEPS = {
     "pipeline.zbv": (ENDS, LARGE_ENDS),
     "pipeline.dualpipev": (ENDS, LARGE_ENDS),
 }
-SCHEDULES = [case_of(step, **SIZE, weight=8.0, holds=small) for step, (small, _) in STEPS.items()]
+# Rounds of as many micro-batches as there are ranks: a schedule that counts them has a third.
+ROUNDS = {"pipeline.interleaved": 3}
+SCHEDULES = [
+    case_of(step, **{**SIZE, "per_rank": ROUNDS.get(step, 2)}, weight=8.0, holds=small)
+    for step, (small, _) in STEPS.items()
+]
 
 
 def scaled(model: Model, ranks: int) -> dict[str, int]:

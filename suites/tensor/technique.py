@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -128,6 +128,10 @@ class Layer(Technique[Sequence[Tensor]]):
         if "forward" in self.cuts:
             found["loss"] = all_reduce(found["loss"], self.group)
         return found
+
+    def other(self) -> Layer:
+        """The same with the input from back to front."""
+        return replace(self, model=(self.whole, self.x.flip(-1)))
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Run the whole model on the whole input."""

@@ -105,13 +105,14 @@ def without_results() -> Patches:
 def counted(task: Task, grid: Grid) -> Callable[..., None]:
     """An all-to-all that brings counts as they would come; of rows only the shapes are real."""
     own, real = grid.group("ep"), dist.all_to_all_single
-    order = [(i, n) for i in range(task.dims.micro_batches) for n in task.blocks_of(task.place[0])]
+    batches, numbers = range(task.dims.micro_batches), task.blocks_of(task.place[0])
+    order = [(n, i, step) for step in range(task.dims.steps) for i in batches for n in numbers]
 
-    def sent(rank: int, layer: int, micro_batch: int) -> torch.Tensor:
-        chosen = top_k(task.wanted(rank, layer, micro_batch), task.dims.top_k)
+    def sent(rank: int, *which: int) -> torch.Tensor:
+        chosen = top_k(task.wanted(rank, *which), task.dims.top_k)
         return counts(chosen, task.experts).view(own.size, -1)[own.rank]
 
-    tables = cycle([torch.cat([sent(rank, n, i) for rank in grid.lines["ep"].ranks]) for i, n in order])
+    tables = cycle([torch.cat([sent(rank, *one) for rank in grid.lines["ep"].ranks]) for one in order])
 
     def call(output: torch.Tensor, given: torch.Tensor, *splits: Any, **group: Any) -> None:
         real(output, given, *splits, **group)

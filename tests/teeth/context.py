@@ -162,6 +162,17 @@ def added_up_in_bf16() -> AbstractContextManager[Any]:
     return mock.patch.object(_attention._cp_options, "convert_to_f32", False)
 
 
+def first_for_ever(original: Any) -> Any:
+    """The keys and values that another rank sent first are used for ever."""
+    kept: dict[Any, torch.Tensor] = {}
+
+    def next_buffer(self: Any) -> torch.Tensor:
+        came = original(self)
+        return kept.setdefault((came.shape, came.dtype, self._idx), came.clone()).clone()
+
+    return next_buffer
+
+
 @instead_of(_attention._SDPAMerger, "results")
 def output_kept_whole(original: Any, self: Any) -> Any:
     """A rank's output is a view of all ranks', which therefore stays."""
@@ -225,6 +236,7 @@ GATHERED, RING, ZIGZAG, ULYSSES = "context.all_gather_kv", "context.ring", "cont
 TORCH = "context.torch_ring"
 KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
+FIRST_KEYS = planted(_attention._AllGatherRotater, "next_buffer", first_for_ever)
 SUMMED_NARROW: Patch = planted(dist, SCATTER, added_up_narrow)
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
@@ -278,6 +290,7 @@ BUGS = [
     Bug("a bit flips once", TORCH, GATHERS, of_torchs_passes(low_bit, (2,)), ("repeat",)),
     Bug("a bit flips always", TORCH, PASSES, after(EXCHANGE, low_bit, (), (0,)), ("wrong",)),
     Bug("gradients in bf16 on the wire", TORCH, GATHERS, added_up_in_bf16, ("traffic",)),
+    Bug("the first keys for ever", TORCH, GATHERS, FIRST_KEYS, ("parity",)),
     Bug("positions in a row", TORCH, GATHERS, not_dealt, ("parity",)),
     Bug("future keys not masked", TORCH, PASSES, seen_by_all, ("parity",)),
     Bug("output kept with its buffer", TORCH, PASSES, output_kept_whole, ("memory",)),

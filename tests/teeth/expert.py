@@ -16,6 +16,7 @@ from tests.teeth.patches.expert import (
     both_twice,
     cut_to_fp8,
     drop_last_row,
+    first_row_behind,
     flip,
     flip_number,
     flip_received,
@@ -35,6 +36,7 @@ from tests.teeth.patches.expert import (
     rounded,
     sent,
     stale,
+    unasked,
     unscaled,
     unweighed,
     upside_down,
@@ -106,6 +108,11 @@ BUGS = [
         *((f"a low bit of {what} is flipped once", flip_number(n), "repeat") for n, what in MOVED.items()),
     ),
     *in_step(
+        "expert.parity",
+        {**PARITY, "routing": "learned"},
+        ("the router has no say", planted(layer, "route", unasked), "parity traffic"),
+    ),
+    *in_step(
         "expert.group_limited",
         LIMITED,
         ("the limit on nodes is not applied", planted(Tensor, "masked_fill", nothing), "parity"),
@@ -121,6 +128,7 @@ BUGS = [
         ("a token that does not fit is dropped", DROPPED, "parity"),
         ("a low bit is always flipped", FLIPPED, "wrong parity"),
         ("every exchange is issued twice", TWICE, "traffic"),
+        ("a row is that of the call before", of(EXCHANGE, first_row_behind), "parity"),
         # two runs have two each; one is sent before the clock starts
         ("a low bit is flipped once while dispatch is timed", flip_number(6), "parity"),
     ),

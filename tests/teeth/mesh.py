@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 
 from suites.context.ring_attention import GRADIENTS, KEYS
+from suites.expert import layer
 from suites.mesh import dense
 from suites.mesh.moe import issued, sharded, training, zero
 from suites.mesh.test_mesh import EXPERTS, STEPS
@@ -108,6 +109,14 @@ def own_alone(original: Call, output: torch.Tensor, input: torch.Tensor, **kwarg
         input.reshape(dist.get_world_size(kwargs["group"]), -1)[dist.get_rank(kwargs["group"])]
     )
     return None
+
+
+@replacing
+def replayed(original: Call, self: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every later step sends its tokens where those of the first one went."""
+    weights, chosen = original(self, x)
+    routes = vars(self).setdefault("routes", {})
+    return weights, routes.setdefault(self.wanted.data_ptr(), chosen)
 
 
 @replacing
@@ -264,6 +273,11 @@ BUGS: list[Bug] = [
         ("dense gradients divided twice", of(SUM, among(1, averaged_in_place)), "parity"),
         ("experts get each other's rows", SWAPPED, "parity"),
         ("a token that does not fit is dropped", after("all_to_all_single", drop_last_row), "parity"),
+        (
+            "the first step's routing is replayed",
+            planted(layer.Sharded, "choose", replayed),
+            "parity traffic",
+        ),
         ("rows travel in bf16", of("all_to_all_single", rounded), "parity"),
         ("a low bit flips once", transient("all_to_all_single", 5), "repeat"),
         ("a low bit always flips", of("all_to_all_single", always_flipped), "wrong"),

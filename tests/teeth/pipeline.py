@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.autograd import graph
 from torch.distributed import pipelining
 
+from suites.pipeline.test_pipeline import ROUNDS
 from tests.teeth.bug import Bug, is_narrow, never, planted, replacing
 from tests.teeth.patches.expert import both_twice
 from tests.teeth.patches.flips import Late
@@ -47,6 +48,17 @@ def stale_activation(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @replacing
+def one_step_behind(original: Callable[..., Any], self: Any, chunk: int) -> Any:
+    """The first micro-batch is that of the step before: its buffer is read before it is written."""
+    found = original(self, chunk)
+    if chunk == 0:
+        before = getattr(self, "came_first", found[0])
+        self.came_first = found[0].detach().clone()
+        found[0].data.copy_(before)
+    return found
+
+
+@replacing
 def rounded(original: Callable[..., Any], self: Any, chunk: int) -> Any:
     """What is sent has been through half the bits of its dtype."""
     found = original(self, chunk)
@@ -61,6 +73,13 @@ def zero_last_gradient(original: Callable[..., Any], self: Any, chunk: int) -> A
     """The gradient of the last micro-batch does not reach the stages before."""
     got = original(self, chunk)
     return tuple(torch.zeros_like(one) for one in got) if chunk == self.chunks - 1 else got
+
+
+@replacing
+def later_gradients_lost(original: Callable[..., Any], self: Any, chunk: int) -> Any:
+    """Beyond two micro-batches for each rank no gradient reaches the stages before."""
+    got = original(self, chunk)
+    return tuple(torch.zeros_like(one) for one in got) if chunk >= 2 * self.group_size else got
 
 
 @replacing
@@ -230,6 +249,13 @@ BUGS = [
         "interleaved", "gradients lose half their bits", planted(Stage, "get_bwd_send_ops", rounded), "parity"
     ),
     on("interleaved", "backward keeps what it has used", LEAKS, "memory"),
+    Bug(
+        "gradients beyond two micro-batches for each rank are lost",
+        "pipeline.interleaved",
+        {**SIZE, "per_rank": ROUNDS["pipeline.interleaved"]},
+        planted(Stage, "_retrieve_recv_grads", later_gradients_lost),
+        ("parity",),
+    ),
     on("zero_bubble", "a weight's turn is forgotten", FORGETS, "parity"),
     on("zero_bubble", "a stale activation", STALE, "parity"),
     *(
@@ -243,6 +269,12 @@ BUGS = [
         for name in ("zero_bubble", "zbv")
     ),
     on("zbv", "a weight's turn is forgotten", FORGETS, "parity"),
+    on(
+        "zbv",
+        "the first activation is that of the step before",
+        planted(Stage, "_retrieve_recv_activations", one_step_behind),
+        "parity",
+    ),
     on("zbv", "the last gradient is lost", LAST, "parity"),
     on(
         "dualpipev",

@@ -121,6 +121,19 @@ def stale_once() -> AbstractContextManager[Any]:
     return all_reduce(stale, lambda tensor, _: tensor.dtype == torch.float64)()
 
 
+def of_the_run_before() -> AbstractContextManager[Any]:
+    """Deliver what was added up in the run before, in fp64."""
+    kept: dict[bool, Tensor] = {}
+
+    def stale(original: Any, tensor: Tensor, kwargs: dict[str, Any]) -> None:
+        original(tensor, **kwargs)
+        before = kept.get(in_backward(), tensor)
+        kept[in_backward()] = tensor.clone()
+        tensor.copy_(before)
+
+    return all_reduce(stale, lambda tensor, _: tensor.dtype == torch.float64)()
+
+
 def first_shard(original: Any, self: Tensor, dim: int, start: int, length: int) -> Tensor:
     return original(self, dim, 0, length)  # type: ignore[no-any-return]
 
@@ -282,6 +295,7 @@ BUGS = [
     Bug("a bit flipped whenever it is sent", "tensor.row", ROW, flipped_payloads, ("wrong",)),
     Bug("added up in bf16", "tensor.mlp", MLP, all_reduce(coarse, always), PARITY),
     Bug("f without its all_reduce", "tensor.mlp", MLP, dropped(backward), BOTH),
+    Bug("sums of the run before", "tensor.mlp", MLP, of_the_run_before, PARITY),
     Bug("a low bit flipped once", "tensor.mlp", MLP, flipped_once, ("repeat",), narrow=True),
     Bug(
         "bf16 cut off", "tensor.mlp", MLP, narrow.of("all_reduce", narrow.truncated), ("wrong",), narrow=True

@@ -244,6 +244,7 @@ _TRAINED = [
         )
     ),
     _bug("zero.mixed_precision", "Adam's count stuck", narrow.step_of(ADAM, narrow.count_stuck), "parity"),
+    _bug("zero.mixed_precision", "Adam's count stops", narrow.step_of(ADAM, narrow.count_stops), "parity"),
     _bug("zero.mixed_precision", "copies of the step before", narrow.stale_copies, "parity"),
     _bug(
         "zero.fsdp_mixed",

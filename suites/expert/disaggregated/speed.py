@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.dealt import Dealt
+from fixtures.ranks.study.dealt import SLOTS, Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
 from fixtures.ranks.study.pattern import Pattern, exact
 from suites.expert import issued
@@ -74,7 +75,8 @@ def pattern_speed(
     for edge, size in zip(edges, sizes, strict=True):
         took: dict[str, list[float]] = {}
         for name, way in edge.ways.items():
-            watched = Watched(partial(sent_by, way), way.output.clone())
+            calls = [partial(sent_by, way, slot) for slot in range(SLOTS)]
+            watched = Watched(*((call, call().clone()) for call in calls))
             label = f"{name} {size}"
             took[name] = timed_together(ctx, watched, label, iterations, budget_s / (2 * len(sizes)))
             median = statistics.median(took[name])
@@ -94,6 +96,7 @@ class Edges(Technique[None]):
     """`size_bytes` from each attention rank to each expert rank: by isend and irecv, and by all_to_all."""
 
     dtypes = (torch.int64,)
+    slot = 0  # of the payloads that iterations take in turn
 
     def __init__(self, ctx: Context, roles: Sides, size_bytes: int) -> None:
         words, everybody = size_bytes // WORD_BYTES, range(ctx.size)
@@ -109,14 +112,20 @@ class Edges(Technique[None]):
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[None]:
         """Send by both methods."""
         for way in self.ways.values():
-            way.prepare(0)
+            way.prepare(self.slot)
         with seen():
-            found = {name: sent_by(way).clone() for name, way in self.ways.items()}
+            found = {name: sent_by(way, self.slot).clone() for name, way in self.ways.items()}
         return Left({}, None, found)
+
+    def other(self) -> Edges:
+        """The same with the other payload."""
+        other = copy(self)
+        other.slot = 1
+        return other
 
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Compare every word with the one that must arrive."""
-        counts = {name: (way.check(0) or {"count": 0})["count"] for name, way in self.ways.items()}
+        counts = {name: (way.check(self.slot) or {"count": 0})["count"] for name, way in self.ways.items()}
         return [{"what": name, "error": float(count), "tolerance": 0.0} for name, count in counts.items()]
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
@@ -129,7 +138,7 @@ class Edges(Technique[None]):
         return {"name": name, "moves": [sent] * ways, "seconds": seconds}
 
 
-def sent_by(way: Dealt) -> Tensor:
+def sent_by(way: Dealt, slot: int) -> Tensor:
     """Exchange the same words once more, and give what arrived."""
-    way.run(0)
+    way.run(slot)
     return way.output

@@ -54,6 +54,7 @@ LINES = ("pp", "tp", "cp", "dp_cp", "ep", "edp")
 VOCABULARY, LAYERS = 32, 2
 _COUNT_BYTES = 8
 _ZIPF = 1.5  # exponent of the routing: expert e is wanted like 1 / (1 + e)^1.5
+TURNS = 2  # of preferences: a step has others than the one before
 # Along which line each bucket of masters is sharded.
 LINE = {"dense": "dp_cp", "router": "dp_cp", "experts": "edp"}
 Shapes = list[tuple[int, int]]  # rows and columns
@@ -204,12 +205,13 @@ class Sizes:
         """Every block of the rank's stage with every micro-batch."""
         return [(n, i) for n in self.blocks_of(self.place[0]) for i in range(self.dims.micro_batches)]
 
-    def chosen(self, layer: int, row: int) -> list[list[int]]:
-        """The experts of every token of a row of the whole batch in a block, best first."""
-        return _drawn(row * LAYERS + layer, self.dims.length, self.experts, self.dims.top_k)
+    def chosen(self, layer: int, row: int, step: int) -> list[list[int]]:
+        """The experts of every token of a row of the whole batch in a block and a step, best first."""
+        number = (row * LAYERS + layer) * TURNS + step % TURNS
+        return _drawn(number, self.dims.length, self.experts, self.dims.top_k)
 
     def loads(self, layer: int, micro_batch: int) -> list[int]:
-        """Rows that come to each rank of this rank's set of experts."""
+        """Rows that come to each rank of this rank's set of experts in the last step, which is counted."""
         first = Sizes(self.rank - self.rank % self.axes.expert, self.axes, self.dims)
         return _loads(first, layer, micro_batch)
 
@@ -220,12 +222,12 @@ def _loads(first: Sizes, layer: int, micro_batch: int) -> list[int]:
     axes, found = first.axes, [0] * first.axes.expert
     for rank in range(first.rank, first.rank + axes.expert, axes.context * axes.tensor):
         for row in first.rows_of(rank, micro_batch):
-            for expert in chain.from_iterable(first.chosen(layer, row)):
+            for expert in chain.from_iterable(first.chosen(layer, row, first.dims.steps - 1)):
                 found[expert // first.dims.experts_per_rank] += 1
     return found
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 13)
 def _drawn(seed: int, tokens: int, experts: int, slots: int) -> list[list[int]]:
     """Draw `slots` different experts for each token, one after another, by their shares.
 

@@ -37,8 +37,9 @@ class Stage(Part):
         self.context = context
         self.tensor, self.expert, self.along = (grid.group(line) for line in ("tp", "ep", "cp"))
         self.positions = [positions.to(task.ctx.device) for positions in task.positions()]
+        self.task = task
         self.wanted = {
-            (number, i): task.wanted(task.ctx.rank, number, i).to(task.ctx.device)
+            (number, i): task.wanted(task.ctx.rank, number, i, 0).to(task.ctx.device)
             for number in numbers
             for i in range(task.dims.micro_batches)
         }
@@ -59,6 +60,11 @@ class Stage(Part):
             return whole
         wanted = next(iter(self.wanted.values()))
         return Sharded(whole, wanted, self.expert.rank, self.expert.size, self.expert.handle)
+
+    def prefer(self, step: int) -> None:
+        """Put the preferences of a step in the place of those before."""
+        for (number, i), wanted in self.wanted.items():
+            wanted.copy_(self.task.wanted(self.task.ctx.rank, number, i, step))
 
     def weights(self) -> dict[str, nn.Parameter]:
         """This rank's parameters by their names in the whole model."""

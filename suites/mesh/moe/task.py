@@ -3,8 +3,9 @@
 A small Llama with a mixture of experts in every block learns next tokens by SGD with momentum. The batch has
 `rows` sequences for each micro-batch of each data shard; every rank's loss is the mean over its own tokens,
 of which all ranks of a stage have equally many, so the mean of their losses is that of the batch. Which
-expert a token gets follows from preferences that outweigh every logit: rounding changes no choice, and every
-rank can compute the routing of all ranks. Weights are numbers that bf16 holds.
+expert a token gets follows from preferences that outweigh every logit, and that differ from step to
+step: rounding changes no choice, and every rank can compute the routing of all ranks. Weights are numbers
+that bf16 holds.
 """
 
 from __future__ import annotations
@@ -94,16 +95,16 @@ class Task(Sizes):
         dims = self.dims
         return Shape(dims.length, dims.width, dims.inner, self.experts, dims.top_k)
 
-    def preferences(self, layer: int, rows: range) -> Tensor:
-        """What the tokens of whole sequences prefer in a block: (rows, length, experts)."""
-        best = torch.tensor([self.chosen(layer, row) for row in rows])
+    def preferences(self, layer: int, rows: range, step: int) -> Tensor:
+        """What the tokens of whole sequences prefer in a block and a step: (rows, length, experts)."""
+        best = torch.tensor([self.chosen(layer, row, step) for row in rows])
         steps = DECIDES * torch.arange(self.dims.top_k, 0, -1, dtype=torch.float64)
         found = torch.zeros(*best.shape[:2], self.experts, dtype=torch.float64)
         return found.scatter_(2, best, steps.expand_as(best))
 
-    def wanted(self, rank: int, layer: int, micro_batch: int) -> Tensor:
+    def wanted(self, rank: int, layer: int, micro_batch: int, step: int) -> Tensor:
         """What a rank's own tokens prefer: (tokens, experts), on the CPU."""
-        whole = self.preferences(layer, self.rows_of(rank, micro_batch))
+        whole = self.preferences(layer, self.rows_of(rank, micro_batch), step)
         return whole[:, self.own_positions(rank)].flatten(0, 1)
 
     # the unsharded model
@@ -132,9 +133,10 @@ def unsharded(task: Task, dtype: torch.dtype) -> Named:
     optimizer = optimizer_of(model.parameters())
     stage = task.axes.coordinates(task.ctx.rank)[0]
     leaves = -1 if stage == task.axes.stages - 1 else task.blocks_of(stage)[-1]
-    for number, layer in enumerate(mixtures(model)):
-        layer.wanted = task.preferences(number, range(task.sequences)).flatten(0, 1).to(task.ctx.device)
     for number in range(task.dims.steps):
+        for block, layer in enumerate(mixtures(model)):
+            whole = task.preferences(block, range(task.sequences), number)
+            layer.wanted = whole.flatten(0, 1).to(task.ctx.device)
         inputs, targets = task.batch(number)
         optimizer.zero_grad()
         found = _through(model, inputs)

@@ -74,6 +74,7 @@ class Trainer:
         inputs, targets = (self.task.own(one) for one in self.task.batch(number))
         self.optimizer.zero_grad()
         self.stage.left.clear()
+        self.stage.prefer(number)
         self.recorder.begin()
         with in_this_thread():
             if self.schedule is None:

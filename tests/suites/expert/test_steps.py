@@ -33,7 +33,9 @@ from suites.expert.test_expert import ROUTINGS
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.fake_world import Accounts, assert_closed_forms, fake_world
 from tests.suites.parallel import assert_green
+from tests.teeth.bug import of
 from tests.teeth.expert import APART, CAPPED, LIMITED, NARROW, PARITY, PARITY_FP8, PATTERN, SPEED, TOKENS
+from tests.teeth.patches.expert import first_row_behind
 
 SIZES = (2, 8, 64)
 STEPS: list[tuple[str, dict[str, Any]]] = [
@@ -43,6 +45,7 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     *(("expert.m2n", {**APART, "routing": "skewed", "micro_batches": m}) for m in (1, 2, 3)),
     *(("expert.capacity", {**CAPPED, "routing": kind}) for kind in ("skewed", "zero_tokens")),
     *(("expert.parity", {**PARITY_FP8, "routing": kind}) for kind in ("skewed", "zero_tokens")),
+    ("expert.parity", {**PARITY, "routing": "learned"}),
 ]
 HELD = ("expert.parity", "expert.capacity", "expert.dispatch_combine")
 TIMED: list[tuple[str, dict[str, Any]]] = [
@@ -124,6 +127,17 @@ def test_timed_exchanges_issue_the_closed_form_in_fake_worlds(ranks: int, kind: 
     found = fake_world(ranks, 0, speed)
     assert_closed_forms(found, 1)
     assert [line["op"] for line in found[0][1]] == ["all_to_all"]
+
+
+@pytest.mark.parametrize("kind", [Traffic, TrafficFp8])
+def test_rows_of_the_iteration_before_are_wrong_while_it_is_timed(kind: type[Traffic]) -> None:
+    def wrong(ctx: Context) -> list[int]:
+        shape = Shape(8, 128, 1, 4 * ctx.size, 2)
+        work = kind(ctx, even_traffic(7, ctx.size, shape), shape.hidden)
+        with of("all_to_all_single", first_row_behind)():
+            return [entry["differ"] for entry in work.timed(ctx, 10, 0.1)["parity"]]
+
+    assert run_world(2, wrong) == [[1, 1]] * 2
 
 
 def test_the_router_is_that_of_the_reference_model_when_nothing_is_preferred() -> None:

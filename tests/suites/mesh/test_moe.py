@@ -118,3 +118,11 @@ def test_preferences_that_are_nearly_equal_are_decided_all_the_same() -> None:
     preferred = torch.tensor([[0.5, 0.5 + 1e-9, 0.2]], dtype=torch.float64)
     logits = torch.tensor([[9.0, -9.0, 9.0]], dtype=torch.float64)
     assert top_k(decided(preferred) + logits, 1).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("step", DIMS)
+def test_a_step_prefers_other_experts_than_the_one_before(step: str) -> None:
+    task = Task(0, replicated(4), DIMS[step], ctx=context(0, 4))
+    first, second, third = (task.wanted(0, 0, 0, number) for number in range(3))
+    assert torch.equal(first, third)
+    assert not torch.equal(first, second)

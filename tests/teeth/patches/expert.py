@@ -225,6 +225,25 @@ def stale() -> AbstractContextManager[None]:
 
 
 @replacing
+def unasked(real: Call, logits: torch.Tensor, wanted: torch.Tensor, slots: int, dtype: torch.dtype) -> Any:
+    """Experts are chosen without the logits of the router, which only weigh them."""
+    chosen = real(torch.zeros_like(logits), wanted, slots, dtype)[1]
+    shares = logits.softmax(dim=1).gather(1, chosen)
+    return (shares / shares.sum(dim=1, keepdim=True)).to(dtype), chosen
+
+
+@replacing
+def first_row_behind(real: Call, output: Any, *args: Any, **kwargs: Any) -> Any:
+    """The first row in a buffer that is used again is that of the call before."""
+    done = real(output, *args, **kwargs)
+    if output.dtype in (torch.bfloat16, torch.uint8) and len(output):
+        came = output[:1].clone()
+        output[:1] = getattr(output, "came_before", came)
+        output.came_before = came
+    return done
+
+
+@replacing
 def unweighed(real: Call, *args: Any, **kwargs: Any) -> Any:
     """Every expert counts as much as any other."""
     rows, experts, weights, *rest = real(*args, **kwargs)
