@@ -12,7 +12,7 @@ from suites.zero.test_zero import DEEPER, DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, is_narrow, never, of, planted, told
 from tests.teeth.mesh import elsewhere
 from tests.teeth.patches import narrow
-from tests.teeth.patches.flips import transient
+from tests.teeth.patches.flips import flipped_in_call, transient
 from tests.teeth.patches.training import (
     added,
     added_in_bf16,
@@ -270,6 +270,12 @@ _TRAINED = [
     *(
         _bug(f"zero.{step}", "gathered twice in bf16", narrow.of("all_gather_single", twice), "traffic")
         for step in ("zero1", "fsdp")
+    ),
+    _bug(
+        "zero.fsdp",
+        "a number gathered in bf16 is always off",
+        narrow.of("all_gather_single", flipped_in_call(0, bit=2)),
+        "repeat",
     ),
     _bug(
         "zero.zero1",
