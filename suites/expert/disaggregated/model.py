@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,10 +75,6 @@ class Problem:
                     stream[i] = block(stream[i].unsqueeze(0)).squeeze(0)
                 given.append(torch.cat(parts))
         return streams[rank] if rank < attention else given
-
-    def other(self) -> Problem:
-        """The same with tokens from back to front."""
-        return replace(self, batches=[[one.flip(-1) for one in line] for line in self.batches])
 
     def first(self) -> Problem:
         """The same with one micro-batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -100,12 +99,6 @@ class Apart(Technique[Log]):
             ends, log = run_pass(self.ctx, self.roles, self.made[dtype], self.pace)
         came = torch.cat([rows.flatten() for rows in log.arrived])
         return Left(self.named(ends), log, {"rows that came": came})
-
-    def other(self) -> Apart:
-        """The same with tokens from back to front."""
-        other = copy(self)
-        other.made = {dtype: made.other() for dtype, made in self.made.items()}
-        return other
 
     def reference(self, dtype: torch.dtype) -> Named:
         """The co-located model, on this rank."""
