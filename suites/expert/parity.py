@@ -110,7 +110,8 @@ class Experts(Technique[Sharded]):
         made, scores = self.made, self.made.wanted
         if made.learned:
             router = self.whole(EXACT).router.weight.detach().cpu()
-            scores = [tokens.cpu() @ router.T for tokens in made.tokens]
+            both = zip(made.tokens, made.wanted, strict=True)
+            scores = [tokens.cpu() @ router.T + wanted.cpu() for tokens, wanted in both]
         return [top_k(one, made.shape.top_k) for one in scores]
 
     def count(self, rows: list[Tensor]) -> None:

@@ -16,6 +16,7 @@ from suites.expert.issued import tokens_on
 LEARNED = "learned"
 KINDS = ("balanced", "skewed", "one_hot", "zero_tokens", "even", LEARNED)
 _ROUTE, _EVEN = 700, 701
+_TIE = 2.0**-40  # decides where logits are equal, and changes none that is far from another
 _ZIPF = 1.5  # exponent of the skewed routing: expert e is wanted like 1 / (1 + e)^1.5
 
 
@@ -69,13 +70,13 @@ def preference(kind: str, seed: int, rank: int, shape: Shape) -> torch.Tensor:
 
     balanced: slot j of token t of rank r gets expert (r * T * k + t * k + j) mod E. skewed: Zipf, drawn by
     the Gumbel-max trick. one_hot: the first k experts take everything. even and zero_tokens: drawn evenly.
-    learned: none is preferred, and the logits of the router decide.
+    learned: the logits of the router decide, and between equal ones the number of the expert.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown routing {kind!r}; known are {', '.join(KINDS)}")
     tokens, experts = tokens_on(kind, rank, shape.tokens), shape.experts
     if kind == LEARNED:
-        return torch.zeros(tokens, experts, dtype=torch.float64)
+        return (torch.arange(experts, dtype=torch.float64) * -_TIE).expand(tokens, -1)
     drawn = uniform(seed, _ROUTE, rank, shape=(tokens, experts))
     if kind == "balanced":
         slots = torch.arange(tokens * shape.top_k) + rank * shape.tokens * shape.top_k

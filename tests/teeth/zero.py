@@ -274,7 +274,7 @@ _TRAINED = [
     _bug(
         "zero.fsdp",
         "a number gathered in bf16 is always off",
-        narrow.of("all_gather_single", flipped_in_call(0, bit=2)),
+        narrow.of("all_gather_single", flipped_in_call(None, bit=2)),
         "repeat",
     ),
     _bug(

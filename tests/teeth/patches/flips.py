@@ -39,15 +39,15 @@ class Late:
         self.then()
 
 
-def flipped_in_call(number: int, element: int = 0, bit: int = 0) -> Callable[[Call], Call]:
-    """Let one bit flip once on rank 1: in what the so-manyth call, from 1, delivers; 0 is every call."""
+def flipped_in_call(number: int | None, element: int = 0, bit: int = 0) -> Callable[[Call], Call]:
+    """Let one bit flip once on rank 1: in what the so-manyth call, from 1, delivers; None is every call."""
 
     def make(original: Call) -> Call:
         count = itertools.count(1)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             work = original(*args, **kwargs)
-            if number in (0, next(count)) and dist.get_rank() == 1:
+            if number in (None, next(count)) and dist.get_rank() == 1:
                 if work is not None:
                     work.wait()
                 flip(
