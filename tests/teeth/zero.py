@@ -35,7 +35,6 @@ from tests.teeth.patches.zero import (
     dropped_in_groups,
     flipped_always,
     for_good,
-    gathered_before_the_update,
     gathered_cached,
     hooked,
     kept_when_prefetched,
@@ -156,7 +155,9 @@ _CEILING = [
 ]
 # Outputs and gradients of all planned blocks are large enough to show what is wrong with one update.
 _DEEP = [
-    _bug("zero.fsdp_prefetch", "prefetched before the update", gathered_before_the_update(), "parity"),
+    _bug(
+        "zero.fsdp_prefetch", "prefetched before the update", of("all_gather_single", narrow.stale), "parity"
+    ),
     _bug(
         "zero.fsdp_prefetch",
         "every second step is not added up",
@@ -166,7 +167,7 @@ _DEEP = [
     _bug(
         "zero.fsdp",
         "gathered in bf16 as before the update",
-        gathered_before_the_update(torch.bfloat16),
+        narrow.of("all_gather_single", narrow.stale),
         "parity",
     ),
 ]

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
@@ -304,24 +303,6 @@ def gathered_cached(name: str) -> Patch:
         return gather
 
     return planted(dist, name, make)
-
-
-def gathered_before_the_update(only: torch.dtype | None = None) -> Patch:
-    """fully_shard gathers what a shard was before its last update, in all dtypes or in one."""
-
-    def make(original: Any) -> Any:
-        def inputs(param: Any) -> list[torch.Tensor]:
-            now = [part.detach().clone() for part in original.fget(param)]
-            if only not in (None, now[0].dtype):
-                return now
-            kept: deque[list[torch.Tensor]] = vars(param).setdefault("kept", deque([now], maxlen=2))
-            if not all(map(torch.equal, kept[-1], now)):
-                kept.append(now)
-            return kept[0]
-
-        return property(inputs)
-
-    return planted(FSDPParam, "all_gather_inputs", make)
 
 
 def own_summands_in_turn(reductions: int, steps: int) -> Maker:
