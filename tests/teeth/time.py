@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from suites.context.test_context import RINGS
 from suites.expert.test_expert import GROUPS, IN_TURN, NORMAL, PARITY, PATTERN, TOKENS
 from suites.pipeline.test_pipeline import SCHEDULES
 from suites.zero.test_zero import OVERLAP, STEPS
-from tests.teeth.bug import Bug, Patch, never, of, planted, replacing
+from tests.teeth.bug import Bug, Patch, never, of, planted, replacing, where
 from tests.teeth.patches.flips import Late
 from tests.teeth.patches.zero import hooked, mean_hook
 
@@ -24,6 +25,7 @@ _ROUTED = [*TOKENS[:2], *PARITY[:2], *GROUPS, *PATTERN]
 _CASES = {case.step: case.parameters for case in [*STEPS, *OVERLAP, *RINGS, *SCHEDULES, *NORMAL, *_ROUTED]}
 _LATE_S, _HAND_OVER_S, _EXCHANGE_S = 0.02, 0.01, 0.03
 _STAGE_S = 0.02
+_STALL_S, _CALLS = 0.3, 24  # six of twenty samples have one
 
 
 def late(seconds: float, rank: int | None = None) -> Callable[[Call], Call]:
@@ -37,6 +39,12 @@ def late(seconds: float, rank: int | None = None) -> Callable[[Call], Call]:
         return done
 
     return make
+
+
+def one_in(period: int, make: Callable[[Call], Call]) -> Callable[[Call], Call]:
+    """Plant it in every so many calls."""
+    count = itertools.count(1)
+    return where(lambda *_, **__: next(count) % period == 0, make)
 
 
 @replacing
@@ -79,6 +87,11 @@ BUGS = [
         "parity",
     ),
     bug("zero.zero3", "a gather is late on one rank", of("all_gather_single", late(_LATE_S, rank=1))),
+    bug(
+        "zero.zero3",
+        "now and then a gather stalls on one rank",
+        of("all_gather_single", one_in(_CALLS, late(_STALL_S, rank=1))),
+    ),
     bug("expert.throughput", "exchanges are late", of("all_to_all_single", late(_EXCHANGE_S))),
     *(
         bug(case.step, "exchanges are late on one rank", of("all_to_all_single", late(_LATE_S, rank=1)))
