@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -13,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 REDACTED = "[redacted]"
+_SHORT = 200
 
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system commands: titles, links
@@ -56,6 +58,16 @@ def redact(text: str) -> str:
     return _USER_INFO.sub(rf"\1{REDACTED}@", text)
 
 
+def _shown(text: str) -> str:
+    """What may be shown of a text. Short ones are kept: hundreds of ranks say the same words."""
+    return _shown_before(text) if len(text) <= _SHORT else redact(clean(text))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shown_before(text: str) -> str:
+    return redact(clean(text))
+
+
 def first_line(text: str, limit: int = 400) -> str:
     """The first line of `text` that is not blank, cut to `limit` characters."""
     lines = (" ".join(line.split()) for line in clean(text).splitlines())
@@ -76,7 +88,7 @@ def scrub(value: object) -> object:
     if isinstance(value, Enum):
         return scrub(value.value)
     if isinstance(value, str):
-        return redact(clean(value))
+        return _shown(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     return _scrub_container(value)
@@ -93,12 +105,12 @@ def _scrub_container(value: object) -> object:
         return [scrub(item) for item in value]
     if isinstance(value, numbers.Integral):
         return int(value)
-    return redact(clean(str(value)))
+    return _shown(str(value))
 
 
 def _scrub_entry(name: object, value: object) -> tuple[str, object]:
     """One entry of a mapping. Text under the name of a secret is dropped; a number is a measurement."""
-    key = redact(clean(str(name.value if isinstance(name, Enum) else name)))
+    key = _shown(str(name.value if isinstance(name, Enum) else name))
     if isinstance(value, str | bytes) and value and _SECRET_NAME.fullmatch(key):
         return key, REDACTED
     return key, scrub(value)

@@ -101,6 +101,19 @@ def test_hostile_text_is_not_slow(hostile: str) -> None:
     assert time.process_time() - began < 2.0
 
 
+def test_words_that_hundreds_of_ranks_say_are_searched_for_secrets_once() -> None:
+    """A record of 512 ranks has a million texts, nearly all alike."""
+
+    def cpu_s(words: list[str]) -> float:
+        began_s = time.process_time()
+        assert scrub([{"what": one} for one in words]) == [{"what": one} for one in words]
+        return time.process_time() - began_s
+
+    count = 4000
+    different = cpu_s([f"gradient {number} (one bucket, bf16)" for number in range(count)])
+    assert cpu_s(["gradient (one bucket, bf16)"] * count) < 0.5 * different
+
+
 def test_what_json_lacks_becomes_text() -> None:
     values = [math.nan, math.inf, -math.inf, b"\x00\xff", {3, 1}, Path("a/b"), Outcome.PASS, (1, 2)]
     expected = ["NaN", "Infinity", "-Infinity", "00ff", [1, 3], "a/b", "pass", [1, 2]]
