@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from reports.begin import CASES, RUN_CLASS, RUN_NAME
 from reports.decision import NodeVerdict, RunVerdict, Standing
 from reports.junit_text import Usual
 from reports.record import CheckRecord, EndRecord, Outcome, Record
-from reports.text import clean, first_few, first_line, redact, write_file
+from reports.text import first_few, first_line, shown, write_file
 
 NODE_CLASS = "shakedown.nodes"
 _ELEMENTS = {Outcome.FAIL: "failure", Outcome.UNCHECKED: "error", Outcome.NOT_APPLICABLE: "skipped"}
@@ -38,10 +37,10 @@ def write(path: Path, records: Sequence[Record], verdict: RunVerdict, cases: str
     suite = TestSuite("shakedown")
     for name, value in (*junit_text.suite_properties(run, verdict, notes(records)), *usual.properties()):
         if value:
-            suite.add_property(_text(name), _text(value))
+            suite.add_property(shown(name), shown(value))
     suite.add_testcases(told)
     if run and run.started:
-        suite.timestamp = _text(run.started)
+        suite.timestamp = shown(run.started)
     if ends := [record.seconds for record in records if isinstance(record, EndRecord)]:
         suite.time = _milliseconds(ends[0])
     report = JUnitXml("shakedown")
@@ -131,23 +130,18 @@ def _case(
     seconds: float = 0.0,
 ) -> TestCase:
     """One `<testcase>`. `element` is "", `failure`, `error` or `skipped`; `message` becomes one line."""
-    case = xunit2.TestCase(_text(name), _text(classname), _milliseconds(seconds))
+    case = xunit2.TestCase(shown(name), shown(classname), _milliseconds(seconds))
     for key, value in properties:
         if value:
-            case.add_property(_text(key), _text(value))
+            case.add_property(shown(key), shown(value))
     if element:
         kinds = {"failure": Failure, "error": Error, "skipped": Skipped}
-        result = kinds[element](_text(first_line(message, 1000)), _text(kind))
-        result.text = _text(body)
+        result = kinds[element](shown(first_line(message, 1000)), shown(kind))
+        result.text = shown(body)
         case.result = result
     if output:
-        case.system_out = _text(output)
+        case.system_out = shown(output)
     return case
-
-
-@lru_cache(maxsize=4096)
-def _text(text: str) -> str:
-    return redact(clean(text))
 
 
 def _milliseconds(seconds: float) -> float:

@@ -58,13 +58,13 @@ def redact(text: str) -> str:
     return _USER_INFO.sub(rf"\1{REDACTED}@", text)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """What may be shown of a text. Short ones are kept: hundreds of ranks say the same words."""
-    return _shown_before(text) if len(text) <= _SHORT else redact(clean(text))
+    return _shown(text) if len(text) <= _SHORT else redact(clean(text))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _shown_before(text: str) -> str:
+def _shown(text: str) -> str:
     return redact(clean(text))
 
 
@@ -88,7 +88,7 @@ def scrub(value: object) -> object:
     if isinstance(value, Enum):
         return scrub(value.value)
     if isinstance(value, str):
-        return _shown(value)
+        return shown(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     return _scrub_container(value)
@@ -105,12 +105,12 @@ def _scrub_container(value: object) -> object:
         return [scrub(item) for item in value]
     if isinstance(value, numbers.Integral):
         return int(value)
-    return _shown(str(value))
+    return shown(str(value))
 
 
 def _scrub_entry(name: object, value: object) -> tuple[str, object]:
     """One entry of a mapping. Text under the name of a secret is dropped; a number is a measurement."""
-    key = _shown(str(name.value if isinstance(name, Enum) else name))
+    key = shown(str(name.value if isinstance(name, Enum) else name))
     if isinstance(value, str | bytes) and value and _SECRET_NAME.fullmatch(key):
         return key, REDACTED
     return key, scrub(value)
