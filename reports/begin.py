@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 
 from reports.hold import HeldError, Hold, drop_unused, is_ours
-from reports.text import clean, first_line, redact, write_file
+from reports.text import first_line, shown, write_file
 
 JOURNAL, JUNIT, VERDICT, PAGE = "results.jsonl", "junit.xml", "verdict.json", "report.html"
 LISTS = ("accepted.txt", "rejected.txt", "unproven.txt")
@@ -129,7 +129,7 @@ def withdraw(directory: Path) -> None:
 
 
 def _tombstone(why: str) -> str:
-    message = redact(clean(f"{TOMBSTONE}: {why}" if why else TOMBSTONE))
+    message = shown(f"{TOMBSTONE}: {why}" if why else TOMBSTONE)
     return _XML.format(
         counters=_COUNTERS,
         classname=RUN_CLASS,

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 REDACTED = "[redacted]"
-_SHORT = 200
+_SHORT = 200  # characters: of such texts what may be shown is kept
 
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system commands: titles, links
@@ -59,7 +59,7 @@ def redact(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """What may be shown of a text. Short ones are kept: hundreds of ranks say the same words."""
+    """What may be shown of a text; hundreds of ranks say the same short ones."""
     return _shown(text) if len(text) <= _SHORT else redact(clean(text))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,6 +137,16 @@ def where(chosen: Callable[..., bool], make: Maker) -> Maker:
     def some(original: Callable[..., Any]) -> Callable[..., Any]:
         wrong = make(original)
         return lambda *args, **kwargs: (wrong if chosen(*args, **kwargs) else original)(*args, **kwargs)
+
+    return some
+
+
+def one_in(period: int, make: Maker) -> Maker:
+    """Plant it in every so many calls."""
+
+    def some(original: Callable[..., Any]) -> Callable[..., Any]:
+        count = itertools.count(1)
+        return where(lambda *_, **__: next(count) % period == 0, make)(original)
 
     return some
 

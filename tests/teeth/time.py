@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,7 @@ from suites.context.test_context import RINGS
 from suites.expert.test_expert import GROUPS, IN_TURN, NORMAL, PARITY, PATTERN, TOKENS
 from suites.pipeline.test_pipeline import SCHEDULES
 from suites.zero.test_zero import OVERLAP, STEPS
-from tests.teeth.bug import Bug, Patch, never, of, planted, replacing, where
+from tests.teeth.bug import Bug, Patch, never, of, one_in, planted, replacing
 from tests.teeth.patches.flips import Late
 from tests.teeth.patches.zero import hooked, mean_hook
 
@@ -39,12 +38,6 @@ def late(seconds: float, rank: int | None = None) -> Callable[[Call], Call]:
         return done
 
     return make
-
-
-def one_in(period: int, make: Callable[[Call], Call]) -> Callable[[Call], Call]:
-    """Plant it in every so many calls."""
-    count = itertools.count(1)
-    return where(lambda *_, **__: next(count) % period == 0, make)
 
 
 @replacing
