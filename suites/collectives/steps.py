@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fixtures.ranks import timing
-from fixtures.ranks.collectives.barriers import Exchange, refuse_alone
+from fixtures.ranks.collectives.barriers import Exchange, check_timed, refuse_alone
 from fixtures.ranks.collectives.collectives import Collective, exchange
 from fixtures.ranks.collectives.shapes import count_for
 from fixtures.ranks.exact.compare import keep
@@ -67,7 +67,7 @@ def sweep(
     judged_iterations: int = 0,
     fewest: int = timing.FEWEST,
 ) -> dict[str, Any]:
-    """Time `iterations` of each size (or `judged_iterations`) one by one, then compare the last of them.
+    """Time `iterations` of each size (or `judged_iterations`) one by one, then compare what they left.
 
     What is left of `budget_s` is shared evenly among the sizes that are left, so small sizes leave theirs to
     large ones; each has its `fewest` iterations. `copy` measures this rank's memory copy rate as well.
@@ -85,8 +85,8 @@ def sweep(
         repeats = judged_iterations if size in judged else iterations
         samples = timing.measure(ctx, work, repeats, share_s, str(size), fewest)
         ctx.progress.phase(f"check {size}")
-        for i in range(samples.last - work.kept + 1, samples.last + 1):
-            keep(wrong, work.check(i))
+        for one in check_timed(work, samples.last):
+            keep(wrong, one)
         told = {"seconds": samples.seconds, "warmup": samples.warmup, "waited": samples.waited}
         measured.append({"size_bytes": size, **told})
         del work  # its buffers go before the next are made
@@ -170,7 +170,8 @@ def pairs(
         ]
         work = Dealt(ctx, f"pairs of round {number}", words, pairs=True)
         samples = timing.measure(ctx, work, iterations, budget_s / len(rounds), f"round {number}")
-        keep(wrong, work.check(samples.last))
+        for one in check_timed(work, samples.last):
+            keep(wrong, one)
         if ctx.rank in partners:
             found.append({"with": ctx.hosts[partners[ctx.rank]], "seconds": samples.seconds})
         del work  # its buffers go before the next are made
