@@ -30,6 +30,7 @@ from pydantic_core import from_json
 
 from reports.record import (
     SCHEMA_VERSION,
+    AgainRecord,
     CheckRecord,
     EndRecord,
     JobRecord,
@@ -123,8 +124,9 @@ def _digest(line: bytes) -> str:
 class Scan:
     """The content of a journal: the records of its good lines, and the faults of the others.
 
-    `numbers` are those of the good lines, `starts` the bytes at which they begin. `last` is the sha256 of the
-    last line, "" where that line is not a record, so that the next line cannot be compared with it.
+    `numbers` are those of the records' lines, `starts` the bytes at which they begin. `last` is the sha256 of
+    the last line, "" where that line is not a record, so that the next line cannot be compared with it. Later
+    repeats of a check are in its record; `again` are the starts of their own lines, by check.
     """
 
     records: list[Record]
@@ -132,6 +134,18 @@ class Scan:
     last: str = _digest(b"")
     numbers: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    again: dict[str, list[int]] = field(default_factory=dict)
+
+    def keep(self, record: Record, number: int, start: int) -> None:
+        """Add the record of a good line."""
+        if isinstance(record, AgainRecord):
+            if not add_repeats(self.records, record):
+                self.faults.append(f"line {number}: it repeats {record.check!r:.80}, which has not reported")
+            self.again.setdefault(record.check, []).append(start)
+            return
+        self.records.append(record)
+        self.numbers.append(number)
+        self.starts.append(start)
 
 
 def scan(path: Path | str, measurements: bool = True) -> Scan:
@@ -144,17 +158,12 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
     held: dict[str, Mapping[str, object]] = {}  # the measurements, by their checks
     end = 0
 
-    def keep(record: Record, number: int, start: int) -> None:
-        journal.records.append(record)
-        journal.numbers.append(number)
-        journal.starts.append(start)
-
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             start, end = end, end + len(line)
             if not line.endswith(b"\n"):
                 torn = f"the last line of the journal (line {number}) is torn"
-                keep(cut_off(f"{torn}: the run was killed while it wrote it"), number, start)
+                journal.keep(cut_off(f"{torn}: the run was killed while it wrote it"), number, start)
                 continue
             before, journal.last = journal.last, ""
             said = _BEFORE.fullmatch(line[-_BEFORE_LENGTH:])
@@ -167,7 +176,7 @@ def scan(path: Path | str, measurements: bool = True) -> Scan:
             if before and (said is None or said[1].decode() != before):
                 journal.faults.append(f"line {number}: it was not written after line {number - 1} as that is")
             journal.faults.extend(f"line {number}: {fault}" for fault in _out_of_place(record, journal))
-            keep(record, number, start)
+            journal.keep(record, number, start)
     return journal
 
 
@@ -187,14 +196,29 @@ class Samples:
     def __init__(self, path: Path, content: Scan) -> None:
         self._path, pairs = path, zip(content.records, content.starts, strict=True)
         self._starts = {record.id: start for record, start in pairs if isinstance(record, CheckRecord)}
+        self._again = content.again
 
     def check(self, name: str) -> CheckRecord:
         """The check of that id with its samples, also where another check holds them."""
         with self._path.open("rb") as file:
-            file.seek(self._starts[name])
-            check = cast("CheckRecord", decode(file.readline()[:-_BEFORE_LENGTH] + b"}"))
+            found = []
+            for start in (self._starts[name], *self._again.get(name, ())):
+                file.seek(start)
+                found.append(decode(file.readline()[:-_BEFORE_LENGTH] + b"}"))
+        for more in found[1:]:
+            add_repeats(found, cast("AgainRecord", more))
+        check = cast("CheckRecord", found[0])
         other = check.measurement.get(_SAME_AS)
         return _with_samples(check, {} if other is None else {str(other): self.check(str(other)).measurement})
+
+
+def add_repeats(records: list[Record], again: AgainRecord) -> bool:
+    """Add later repeats to the record of their check; False if there is none."""
+    for place, record in enumerate(records):
+        if isinstance(record, CheckRecord) and record.id == again.check:
+            records[place] = replace(record, repeats=(*record.repeats, *again.repeats))
+            return True
+    return False
 
 
 def parts(directory: Path, run_id: str) -> list[Path]:
@@ -215,7 +239,7 @@ def of_workers(path: Path, measurements: bool = True) -> Iterator[Record]:
         for line in file:
             if line.endswith(b"\n"):
                 record = _record(line[:-_BEFORE_LENGTH] + b"}", measurements, held)
-                if isinstance(record, NodeRecord | JobRecord | CheckRecord):
+                if isinstance(record, NodeRecord | JobRecord | CheckRecord | AgainRecord):
                     yield record
 
 

@@ -1,8 +1,8 @@
 """The plain records of a run, which are all that other packages pass to the reports.
 
 One run leaves one journal, `results.jsonl`: a JSON object per line, each with a `type` (`run`, `plan`,
-`node`, `job`, `check`, `end`) and, in the first line, the schema version. Everything in `reports/` is
-rendered from that file alone.
+`node`, `job`, `check`, `again`, `end`) and, in the first line, the schema version. Everything in `reports/`
+is rendered from that file alone.
 """
 
 from __future__ import annotations
@@ -240,6 +240,15 @@ class CheckRecord:
 
 
 @dataclass(frozen=True)
+class AgainRecord:
+    """More repeats of a check that has reported, made once a later check had named the node at fault."""
+
+    check: str
+    repeats: tuple[Repeat, ...]
+    type: Literal["again"] = "again"
+
+
+@dataclass(frozen=True)
 class EndRecord:
     """The last line. `cut_short` says why the run ended before its plan was done ("" when it did not)."""
 
@@ -250,4 +259,4 @@ class EndRecord:
     type: Literal["end"] = "end"
 
 
-Record = RunRecord | PlanRecord | NodeRecord | JobRecord | CheckRecord | EndRecord
+Record = RunRecord | PlanRecord | NodeRecord | JobRecord | CheckRecord | AgainRecord | EndRecord

@@ -13,8 +13,8 @@ from reports import answer, junit, verdict_file
 from reports.audit import head
 from reports.begin import CASES, HTML_LOG, JOURNAL, JUNIT, VERDICT, withdraw
 from reports.decision import RunVerdict, decide
-from reports.journal import UNKNOWN_STATUS, Scan, cut_off, of_workers, parts, scan
-from reports.record import CheckRecord, EndRecord, Record
+from reports.journal import UNKNOWN_STATUS, Scan, add_repeats, cut_off, of_workers, parts, scan
+from reports.record import AgainRecord, CheckRecord, EndRecord, Record
 from reports.text import write_file
 
 
@@ -60,9 +60,16 @@ def with_workers(records: list[Record], directory: Path, measurements: bool = Fa
     if run is None or any(end.pytest_status != UNKNOWN_STATUS for end in ends):
         return records
     known = {record.id for record in records if isinstance(record, CheckRecord)}
-    more = [record for path in parts(directory, run.run_id) for record in of_workers(path, measurements)]
-    more = [one for one in more if not isinstance(one, CheckRecord) or one.id not in known]
-    return [*(record for record in records if record not in ends), *more, *ends]
+    both = [record for record in records if record not in ends]
+    for record in (
+        record for path in parts(directory, run.run_id) for record in of_workers(path, measurements)
+    ):
+        if isinstance(record, AgainRecord):
+            if record.check not in known:
+                add_repeats(both, record)
+        elif not isinstance(record, CheckRecord) or record.id not in known:
+            both.append(record)
+    return [*both, *ends]
 
 
 def load_scanned(content: Scan, name: str) -> list[Record]:

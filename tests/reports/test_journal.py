@@ -6,6 +6,7 @@ import json
 import math
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reports import journal as journal_module
-from reports.journal import Journal, decode, encode, linked, scan
-from reports.record import Blame, BlameKind, CheckRecord, EndRecord, Judgement, Outcome, Record
+from reports.journal import Journal, Samples, decode, encode, linked, scan
+from reports.record import (
+    AgainRecord,
+    Blame,
+    BlameKind,
+    CheckRecord,
+    EndRecord,
+    Judgement,
+    Outcome,
+    Record,
+    Repeat,
+)
 from reports.text import scrub
 from tests.each import each
 from tests.fuzz import examples
@@ -237,6 +248,20 @@ def test_checks_of_one_run_hold_its_samples_once(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[2]]))
     assert "line 2: no line before it holds the measurement of 'x'" in scan(path).faults
+
+
+def test_later_repeats_are_in_the_record_of_their_check(tmp_path: Path) -> None:
+    found = making.check("x", outcome=Outcome.FAIL, measurement={"ranks": [{"seconds": [0.25] * 500}]})
+    again = [Repeat((node,), Outcome.PASS, judgements=(making.GREEN,)) for node in making.NODES]
+    late = [AgainRecord("x", (one,)) for one in again]
+    path = making.save([making.run(), found, late[0], making.check("y"), late[1], making.end()], tmp_path)
+    content = scan(path)
+    whole = replace(found, repeats=tuple(again))
+    assert content.records == [making.run(), whole, making.check("y"), making.end()]
+    assert (content.faults, content.numbers) == ([], [1, 2, 4, 6])
+    assert Samples(path, scan(path, measurements=False)).check("x") == whole
+    making.save([making.run(), late[0], found], tmp_path)
+    assert scan(path).faults == ["line 2: it repeats 'x', which has not reported"]
 
 
 def test_samples_of_many_ranks_are_compressed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from reports.__main__ import main
 from reports.decision import Standing, decide, exit_status
 from reports.journal import scan
 from reports.page import html
-from reports.record import BlameKind, CheckRecord, Outcome
+from reports.record import AgainRecord, BlameKind, CheckRecord, Outcome, Repeat
 from tests.each import each
 from tests.reports import making
 from tests.reports.making import PAIR, blame, check, green, green_checks, hosts, journal_of
@@ -61,6 +61,22 @@ def test_of_a_run_that_was_killed_what_its_workers_wrote_is_told_too(
     assert (counted["pass"], counted["not reported"]) == (len(checks), 0)
     assert verdict["counts"]["nodes"]["accepted"] == 0
     assert verdict["run"]["cut_short"]
+
+
+def test_what_a_worker_measured_again_counts_in_the_run(tmp_path: Path) -> None:
+    """The pass across groups asks who is good so far, before the run has taken over what workers wrote."""
+    run, plan, *found, _ = green()
+    found[-1] = check(PAIR, outcome=Outcome.FAIL)
+    again = AgainRecord(PAIR, (Repeat(making.NODES[:1], Outcome.PASS, judgements=(making.GREEN,)),))
+    making.save((run, *found, again), tmp_path / "parts").rename(tmp_path / "parts" / "00000.jsonl")
+    path = making.save([run, plan], tmp_path)
+    [told] = [one for one in render.load(path) if isinstance(one, CheckRecord) and one.repeats]
+    assert (told.id, told.repeats) == (PAIR, again.repeats)
+    making.save(
+        [run, plan, found[-1], again], tmp_path
+    )  # it has been taken over, and the worker's is still there
+    [told] = [one for one in render.load(path) if isinstance(one, CheckRecord) and one.repeats]
+    assert told.repeats == again.repeats
 
 
 def test_the_status_is_that_of_the_verdict(tmp_path: Path) -> None:

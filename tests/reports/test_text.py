@@ -110,8 +110,8 @@ def test_words_that_hundreds_of_ranks_say_are_searched_for_secrets_once() -> Non
         return time.process_time() - began_s
 
     count = 4000
-    different = cpu_s([f"gradient {number} (one bucket, bf16)" for number in range(count)])
-    assert cpu_s(["gradient (one bucket, bf16)"] * count) < 0.5 * different
+    different = cpu_s([f"keys of rank {number} (one bucket, bf16)" for number in range(count)])
+    assert cpu_s(["keys of rank (one bucket, bf16)"] * count) < 0.5 * different
 
 
 def test_what_json_lacks_becomes_text() -> None:
