@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fixtures.wire.collectives import BARRIER, COLLECTIVES
 from thresholds.units import is_finite
 
+LEAST_S = 1e-7  # a call takes longer on any machine: a shorter time is one in another unit, or made up
 SLOW = 0.8  # an iteration is slow when it ran at less than this share of the median's speed
 
 
@@ -70,10 +71,10 @@ def _median(seconds: Sequence[float]) -> float:
 
 
 def no_time(times: Sequence[float]) -> int | None:
-    """The first iteration whose value is no time; of maybe millions, single ones are read only to find it."""
-    if set(map(type, times)) == {float} and min(times) > 0 and math.isfinite(sum(times)):
+    """The first iteration that took no time; of maybe millions, single ones are read only to find it."""
+    if set(map(type, times)) == {float} and min(times) >= LEAST_S and math.isfinite(sum(times)):
         return None
-    return next((n for n, seconds in enumerate(times) if not is_finite(seconds) or seconds <= 0), None)
+    return next((n for n, seconds in enumerate(times) if not is_finite(seconds) or seconds < LEAST_S), None)
 
 
 def _check(times: Sequence[float], where: str = "") -> None:

@@ -36,6 +36,7 @@ def test_an_iteration_took_as_long_as_its_slowest_rank() -> None:
         ([[1.0, math.nan], [1.0, 1.0]], "rank 0, iteration 1: nan is no time"),
         ([[1.0], [math.inf]], "rank 1, iteration 0: inf is no time"),
         ([[0.0]], "0.0 is no time"),
+        ([[0.05], [5e-11]], "rank 1, iteration 0: 5e-11 is no time"),
         ([[-1.0]], "-1.0 is no time"),
         ([["1.0"]], "'1.0' is no time"),
         ([[None]], "None is no time"),
