@@ -7,6 +7,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from reports import answer, junit, verdict_file
@@ -61,9 +62,8 @@ def with_workers(records: list[Record], directory: Path, measurements: bool = Fa
         return records
     known = {record.id for record in records if isinstance(record, CheckRecord)}
     both = [record for record in records if record not in ends]
-    for record in (
-        record for path in parts(directory, run.run_id) for record in of_workers(path, measurements)
-    ):
+    workers = (of_workers(path, measurements) for path in parts(directory, run.run_id))
+    for record in chain.from_iterable(workers):
         if isinstance(record, AgainRecord):
             if record.check not in known:
                 add_repeats(both, record)

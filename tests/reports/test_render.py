@@ -72,9 +72,7 @@ def test_what_a_worker_measured_again_counts_in_the_run(tmp_path: Path) -> None:
     path = making.save([run, plan], tmp_path)
     [told] = [one for one in render.load(path) if isinstance(one, CheckRecord) and one.repeats]
     assert (told.id, told.repeats) == (PAIR, again.repeats)
-    making.save(
-        [run, plan, found[-1], again], tmp_path
-    )  # it has been taken over, and the worker's is still there
+    making.save([run, plan, found[-1], again], tmp_path)  # taken over, and the worker's is still there
     [told] = [one for one in render.load(path) if isinstance(one, CheckRecord) and one.repeats]
     assert told.repeats == again.repeats
 
