@@ -19,11 +19,11 @@ ODD = {"batch": 1, "tokens": 7, "kv_heads": 1, "dim": 7}  # rows are no multiple
 quick = partial(case_of, weight=1.0)
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 RING, GATHER, HEAD, TORCH_GATHER, TORCH_RING = (
-    held(parity=12, repeat=10, traffic=8, memory=4, peaks=2, delivered=4),
-    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=4),
-    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, delivered=2),
-    held(parity=6, repeat=5, traffic=3, memory=0, peaks=2, delivered=2),
-    held(parity=6, repeat=5, traffic=2, memory=0, peaks=2, delivered=1),
+    held(parity=12, repeat=10, traffic=8, memory=4, peaks=2, left=2, delivered=4),
+    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, left=2, delivered=4),
+    held(parity=12, repeat=10, traffic=4, memory=2, peaks=2, left=2, delivered=2),
+    held(parity=6, repeat=5, traffic=3, memory=0, peaks=2, left=1, delivered=2),
+    held(parity=6, repeat=5, traffic=2, memory=0, peaks=2, left=1, delivered=1),
 )
 CONTEXT = [
     quick("context.ring", "odd", **ODD, heads=1, causal=True, holds=RING),

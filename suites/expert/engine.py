@@ -83,6 +83,7 @@ class Carried(Technique[tuple[Arrived, Tensor]]):
     made: Engine
     given: Load
     dtypes = (TRAINED,)
+    buffered = True
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[tuple[Arrived, Tensor]]:
         """Dispatch tokens; dispatch small integers the same way and combine them."""
@@ -141,6 +142,7 @@ class Carrying(Experts):
     """The layer by means of the engine, which carries only bf16."""
 
     dtypes = (TRAINED,)
+    buffered = True
 
     def __init__(self, ctx: Context, made: Layer, by: Engine) -> None:
         super().__init__(ctx, made)
@@ -166,9 +168,6 @@ class Carrying(Experts):
             model.synchronise()
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
         return Left(self.results(out, x, model), model, brought)
-
-    def peak(self, dtype: torch.dtype) -> None:
-        """Unknown: the engine's buffers are its own."""
 
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """The router's gradient."""

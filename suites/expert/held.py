@@ -179,7 +179,7 @@ _STEPS: dict[str, Callable[[Run], Held]] = {
 def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu: bool) -> Held:
     """Give what every rank of a planned case holds, and the most that all ranks may have together.
 
-    Other steps are judged by their traffic alone.
+    Other steps are only asked what they leave behind.
     """
     form = _STEPS.get(step.partition(".")[2])
     return form(Run(asked, per_node, "cuda" if on_gpu else "cpu", most=True)) if form else {}

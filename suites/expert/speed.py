@@ -119,6 +119,10 @@ class Traffic(Technique[None]):
             back = self.combine().clone()
         return Left({}, None, {"tokens at experts": arrived, "tokens at home": back})
 
+    def close(self, kept: None) -> None:
+        """Forget what the experts returned."""
+        del self.worked
+
     def beside(self, dtype: torch.dtype, run: Run[None]) -> Entries:
         """Compare every token, at experts and back, bit for bit."""
         rights = {"tokens at experts": self.right, "tokens at home": self.x[self.token]}

@@ -54,8 +54,8 @@ def sized(step: str, entry: str, *words: str, **more: Any) -> Case:  # noqa: ANN
 
 
 held = partial(Entries, together=together, held=bytes_held)  # and the closed forms
-OF_TOKENS = held(parity=3, repeat=3, traffic=2, memory=0, peaks=1, delivered=2)
-OF_LAYER = held(parity=12, repeat=10, traffic=4, memory=4, peaks=2, delivered=4)
+OF_TOKENS = held(parity=3, repeat=3, traffic=2, memory=0, peaks=1, left=1, delivered=2)
+OF_LAYER = held(parity=12, repeat=10, traffic=4, memory=4, peaks=2, left=2, delivered=4)
 TOKENS = [
     case_of("expert.dispatch_combine", kind, routing=kind, words=8, **LAYER, holds=OF_TOKENS)
     for kind in ROUTINGS
@@ -85,14 +85,14 @@ PARITY_FP8 = [
         inner=24,
         fp8=True,
         **LAYER,
-        holds=held(parity=12, repeat=10, traffic=4, memory=4, delivered=4),
+        holds=held(parity=12, repeat=10, traffic=4, memory=4, left=2, delivered=4),
     )
 ]
 # Skewed routing exceeds the capacity of some experts, balanced routing of none.
 CAPPED = [
     replace(
         case_of("expert.capacity", kind, routing=kind, hidden=48, inner=24, factor=1.0, **LAYER),
-        holds=held(parity=20, repeat=12, traffic=4, memory=4, peaks=2, delivered=4),
+        holds=held(parity=20, repeat=12, traffic=4, memory=4, peaks=2, left=2, delivered=4),
     )
     for kind in ("balanced", "skewed")
 ]
@@ -100,10 +100,10 @@ GROUPS = [
     case_of(
         "expert.group_limited",
         **LIMITED,
-        holds=held(parity=4, repeat=2, traffic=2, memory=0, delivered=1),
+        holds=held(parity=4, repeat=2, traffic=2, memory=0, left=1, delivered=1),
     )
 ]
-OF_SPEED = held(parity=4, repeat=2, traffic=1, memory=0, peaks=1, delivered=1)
+OF_SPEED = held(parity=4, repeat=2, traffic=1, memory=0, peaks=1, left=1, delivered=1)
 NORMAL = [sized("expert.throughput", "normal", holds=OF_SPEED)]
 # A dispatch in fp8 has other bytes, and would have other floors.
 NARROW = [
@@ -124,7 +124,7 @@ DIVIDED = [
         "expert.groups",
         "normal",
         group_sizes=PARTS,
-        holds=held(parity=7, repeat=5, traffic=3, memory=0, peaks=2, delivered=3),
+        holds=held(parity=7, repeat=5, traffic=3, memory=0, peaks=2, left=2, delivered=3),
     )
 ]
 # M attention ranks to N expert ranks: halves with every number of micro-batches, and both uneven splits.
@@ -132,7 +132,7 @@ DIVIDED = [
 
 def apart(micro_batches: int) -> Entries:
     """Give the entries of an attention rank; an expert rank has more."""
-    return held(parity=2 + micro_batches, repeat=3 + 7 * micro_batches, traffic=6, delivered=3)
+    return held(parity=2 + micro_batches, repeat=3 + 7 * micro_batches, traffic=6, left=3, delivered=3)
 
 
 PING_PONG = [
@@ -146,7 +146,7 @@ PING_PONG = [
     ),
 ]
 IN_TURN = [one for one in PING_PONG if one.parameters["micro_batches"] > 1]
-OF_EDGES = Entries(parity=4, repeat=2, traffic=2, delivered=2)
+OF_EDGES = Entries(parity=4, repeat=2, traffic=2, left=1, delivered=2)
 PATTERN = [
     replace(
         case_of("expert.m2n_speed", sizes=EDGES, **TIMED, holds=held(per=("sizes", OF_EDGES))), sized="m2n"
@@ -206,13 +206,7 @@ def test_traffic_is_the_closed_form(check: Check) -> None:
     check.run()
 
 
-@over(
-    [*TOKENS, *ODD, *PARITY, *CAPPED, *NORMAL, *LATENCY, *DIVIDED, *ENGINE, *FP8],
-    INSIDE,
-    NETWORK,
-    ask=requests.step,
-    judges=[parallel.memory],
-)
+@over(ALL, INSIDE, NETWORK, ask=requests.step, judges=[parallel.memory])
 def test_memory_is_the_closed_form(check: Check) -> None:
     """A rank holds the router and its share of the experts, and keeps no row longer than it needs it."""
     check.run()

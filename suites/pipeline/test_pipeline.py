@@ -30,9 +30,9 @@ held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 
 # A rank with one stage, one with two, and one whose second stage is the last or whose first is the first.
 ONE, TWO, ENDS = (
-    held(parity=18, repeat=8, traffic=4, memory=8, peaks=2, delivered=4),
-    held(parity=38, repeat=18, traffic=4, memory=8, peaks=2, delivered=4),
-    held(parity=34, repeat=16, traffic=4, memory=8, peaks=2, delivered=4),
+    held(parity=18, repeat=8, traffic=4, memory=8, peaks=2, left=2, delivered=4),
+    held(parity=38, repeat=18, traffic=4, memory=8, peaks=2, left=2, delivered=4),
+    held(parity=34, repeat=16, traffic=4, memory=8, peaks=2, left=2, delivered=4),
 )
 LARGE_ONE, LARGE_TWO, LARGE_ENDS = (
     held(parity=5, repeat=4, traffic=2, memory=4),

@@ -18,10 +18,10 @@ HEADS = {"batch": 2, "length": 8, "channels": 4, "heads": 2}
 BLOCK = {**HEADS, "hidden": 12}
 held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 # In both dtypes, with one kind of collective, and with two.
-ONE_KIND = held(parity=10, repeat=15, traffic=2, memory=4, delivered=2)
-TWO_KINDS = held(parity=10, repeat=15, traffic=4, memory=4, delivered=4)
-MLP = held(parity=12, repeat=18, traffic=2, memory=6, peaks=2, delivered=2)
-ATTENTION = held(parity=14, repeat=21, traffic=2, memory=4, delivered=2)
+ONE_KIND = held(parity=10, repeat=15, traffic=2, memory=4, left=2, delivered=2)
+TWO_KINDS = held(parity=10, repeat=15, traffic=4, memory=4, left=2, delivered=4)
+MLP = held(parity=12, repeat=18, traffic=2, memory=6, peaks=2, left=2, delivered=2)
+ATTENTION = held(parity=14, repeat=21, traffic=2, memory=4, left=2, delivered=2)
 
 STEPS = [
     case_of("tensor.column", "gathered", **LAYER, features=96, gather=True, holds=TWO_KINDS),
@@ -36,7 +36,7 @@ STEPS = [
         **LAYER,
         hidden=96,
         dropout=HALF,
-        holds=held(parity=12, repeat=18, traffic=2, memory=6, delivered=2),
+        holds=held(parity=12, repeat=18, traffic=2, memory=6, left=2, delivered=2),
     ),
     case_of("tensor.attention", "split", **HEADS, replicate=False, holds=ATTENTION),
     case_of("tensor.attention", "replicated", **HEADS, replicate=True, holds=ATTENTION),
@@ -44,29 +44,35 @@ STEPS = [
         "tensor.vocabulary",
         **LAYER,
         words=96,
-        holds=held(parity=8, repeat=12, traffic=2, memory=4, delivered=2),
+        holds=held(parity=8, repeat=12, traffic=2, memory=4, left=2, delivered=2),
     ),
-    case_of("tensor.block", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, delivered=2)),
+    case_of(
+        "tensor.block", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, left=2, delivered=2)
+    ),
     case_of(
         "tensor.sequence",
         **BLOCK,
-        holds=held(parity=24, repeat=36, traffic=6, memory=6, peaks=2, delivered=6),
+        holds=held(parity=24, repeat=36, traffic=6, memory=6, peaks=2, left=2, delivered=6),
     ),
     case_of(
         "tensor.async_tp",
         **LAYER,
         hidden=96,
-        holds=held(parity=18, repeat=18, traffic=4, memory=6, delivered=6),
+        holds=held(parity=18, repeat=18, traffic=4, memory=6, left=2, delivered=6),
     ),
-    case_of("tensor.dtensor", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, delivered=6)),
     case_of(
-        "tensor.dtensor_sequence", **BLOCK, holds=held(parity=24, repeat=36, traffic=4, memory=4, delivered=8)
+        "tensor.dtensor", **BLOCK, holds=held(parity=24, repeat=36, traffic=2, memory=4, left=2, delivered=6)
+    ),
+    case_of(
+        "tensor.dtensor_sequence",
+        **BLOCK,
+        holds=held(parity=24, repeat=36, traffic=4, memory=4, left=2, delivered=8),
     ),
     case_of(
         "tensor.loss_parallel",
         **LAYER,
         words=96,
-        holds=held(parity=8, repeat=12, traffic=2, memory=4, delivered=6),
+        holds=held(parity=8, repeat=12, traffic=2, memory=4, left=2, delivered=6),
     ),
 ]
 

@@ -140,6 +140,7 @@ class Stage(Technique[DeepSpeed]):
     stage: int
     joined = ("grad", "param")
     dtypes = (TRAINED, WIDE)
+    buffered = True
     delivers = (*_REDUCTIONS, "all_gather")
 
     def run(self, dtype: torch.dtype, seen: Seen) -> Left[DeepSpeed]:

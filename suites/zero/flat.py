@@ -162,11 +162,18 @@ class Zero2(Zero1):
 
     def prepare(self) -> None:
         """Reduce a block as soon as its last gradient is accumulated."""
+        self._hooks = []
         for block in self.blocks:
             block.module.register_forward_hook(self._before_backward(block))
             for weight in block.weights:
-                weight.register_post_accumulate_grad_hook(self._count(block))  # type: ignore[no-untyped-call]
+                hook = weight.register_post_accumulate_grad_hook(self._count(block))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
         self.missing = {id(block): 0 for block in self.blocks}
+
+    def close(self) -> None:
+        """Remove the weights' hooks: they keep this engine, and Python does not see who keeps them."""
+        for hook in self._hooks:
+            hook.remove()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """The hooks do the rest, with every micro-batch."""

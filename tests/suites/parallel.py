@@ -230,7 +230,7 @@ def _loose(case: Case, results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _least(part: str, holds: Entries, results: Sequence[Mapping[str, Any]]) -> str:
     """What `Entries` could say of a part: as many as every rank has, and those that count apart."""
     kinds = holds.of(part, {}, on_gpu=False)
-    counts = {kind: min(claims.count(one[part], part, kind != part) for one in results) for kind in kinds}
+    counts = {kind: min(claims.count(one[part], part, kind) for one in results) for kind in kinds}
     return ", ".join(f"{kind}={count}" for kind, count in counts.items())
 
 

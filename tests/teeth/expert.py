@@ -222,6 +222,7 @@ BUGS = [
             ("expert.capacity", CAPPED, 2),
             ("expert.throughput", SPEED, 2),
             ("expert.groups", DIVIDED, 4),
+            ("expert.group_limited", LIMITED, 4),
         )
     ),
 ]

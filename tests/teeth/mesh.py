@@ -40,6 +40,7 @@ from tests.teeth.context import in_place_of_passing, low_bit, passing, stale, un
 from tests.teeth.patches import narrow
 from tests.teeth.patches.expert import after, drop_last_row, rounded
 from tests.teeth.patches.flips import flip, flipped_in_call, transient
+from tests.teeth.patches.memory import received_kept
 from tests.teeth.patches.training import clipped_late, own_norm
 from tests.teeth.patches.zero import SUMMED, dropped, flipped_always, next_shard, rotated, twice
 
@@ -278,6 +279,7 @@ BUGS: list[Bug] = [
             "parity traffic",
         ),
         ("rows travel in bf16", of("all_to_all_single", rounded), "parity"),
+        ("dispatched rows are kept", received_kept("all_to_all_single"), "memory"),
         ("a low bit flips once", transient("all_to_all_single", 5), "repeat"),
         ("a low bit always flips", of("all_to_all_single", always_flipped), "wrong"),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +16,7 @@ from tests.teeth.bug import Bug, is_narrow, never, planted, replacing
 from tests.teeth.patches.expert import both_twice
 from tests.teeth.patches.flips import Late
 from tests.teeth.patches.flips import flip as flip_bit
+from tests.teeth.patches.memory import outputs_kept
 
 SIZE = {"width": 8, "rows": 2, "per_rank": 2, "busy_ms": 12, "repeats": 1, "most": 16}
 EDGES = {
@@ -206,25 +206,15 @@ GPIPE_STEP = pipelining.ScheduleGPipe._step_microbatches
 GPIPE = planted(pipelining.Schedule1F1B, "_step_microbatches", lambda _: GPIPE_STEP)
 STALE = planted(Stage, "_retrieve_recv_activations", stale_activation)
 LAST = planted(Stage, "_retrieve_recv_grads", zero_last_gradient)
+OUTPUTS = planted(Stage, "forward_one_chunk", outputs_kept)
 FORGETS = planted(Stage, "backward_weight_one_chunk", forgets_a_weight)
-
-
-def outputs_kept(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a stage puts out is kept for every micro-batch, and beside it what is sent of it."""
-    kept: deque[Any] = deque(maxlen=64)
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = original(self, *args, **kwargs)
-        kept.append([done.detach().clone() for _ in range(2)])
-        return done
-
-    return forward
 
 
 BUGS = [
     on("gpipe", "gradients are not divided by m", planted(Stage, "scale_grads", never), "parity"),
     on("gpipe", "activations lose half their bits", planted(Stage, "get_fwd_send_ops", rounded), "parity"),
     on("gpipe", "backward keeps what it has used", LEAKS, "memory"),
+    on("gpipe", "outputs are kept", OUTPUTS, "memory"),
     on("one_f_one_b", "forwards first", GPIPE, "parity", "memory"),
     on("one_f_one_b", "a stale activation", STALE, "parity"),
     on("one_f_one_b", "the last gradient is lost", LAST, "parity"),
@@ -258,16 +248,8 @@ BUGS = [
     ),
     on("zero_bubble", "a weight's turn is forgotten", FORGETS, "parity"),
     on("zero_bubble", "a stale activation", STALE, "parity"),
-    *(
-        Bug(
-            "outputs are kept",
-            f"pipeline.{name}",
-            {**SIZE, "rows": 32},
-            planted(Stage, "forward_one_chunk", outputs_kept),
-            ("memory",),
-        )
-        for name in ("zero_bubble", "zbv")
-    ),
+    on("zero_bubble", "outputs are kept", OUTPUTS, "memory"),
+    on("zbv", "outputs are kept", OUTPUTS, "memory"),
     on("zbv", "a weight's turn is forgotten", FORGETS, "parity"),
     on(
         "zbv",

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from suites.zero import policies, wrapped
+from suites.zero import flat, policies, wrapped
 from suites.zero.test_zero import DEEPER, DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
 from tests.teeth.bug import Bug, Maker, Patch, is_narrow, never, of, planted, told
 from tests.teeth.mesh import elsewhere
 from tests.teeth.patches import narrow
 from tests.teeth.patches.flips import flipped_in_call, transient
+from tests.teeth.patches.memory import outputs_kept
 from tests.teeth.patches.training import (
     added,
     added_in_bf16,
@@ -136,6 +137,8 @@ _MEMORY = [
     _bug("zero.zero2", "gradients kept until backward is over", reduced_late, "memory"),
     _bug("zero.zero3", "gradients kept until backward is over", reduced_late, "memory"),
     _bug("zero.zero3", "parameters not freed once", unfreed_after(9), "memory"),
+    _bug("zero.zero1", "outputs are kept", planted(torch.nn.Sequential, "forward", outputs_kept), "memory"),
+    _bug("zero.zero2", "weights keep their hooks", planted(flat.Zero2, "close", never), "memory"),
     _bug("zero.fsdp_prefetch", "never resharded", KEPT_WHOLE, "traffic", "memory"),
     _bug("zero.fsdp_mixed", "never resharded", KEPT_WHOLE, "traffic", "memory"),
 ]

@@ -13,6 +13,7 @@ from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import LARGEST_BYTES, LAYERS
+from fixtures.wire.held import LEFT
 from suites.expert.disaggregated.model import Pace
 from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of
 from suites.expert.layer import route
@@ -56,9 +57,15 @@ TIMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_part_of_every_step_holds() -> None:
-    found = assert_green(4, [*STEPS, *TIMED], parts=("parity", "repeat", "traffic", "figures", "wrong"))
+    parts = ("parity", "repeat", "traffic", "memory", "figures", "wrong")
+    found = assert_green(4, [*STEPS, *TIMED], parts=parts)
     for (step, _), results in zip(STEPS, found, strict=False):
-        assert all(("memory" in result) == (step in HELD) for result in results), step
+        left = [{one["what"] for one in result["memory"] if LEFT in one["what"]} for result in results]
+        assert all(left), step
+        assert all(
+            (len(result["memory"]) > len(one)) == (step in HELD)
+            for result, one in zip(results, left, strict=True)
+        ), step
     sharded = found[4][0]
     assert {line["dtype"] for line in sharded["traffic"]} == {"fp64", "bf16"}
     assert {line["what"] for line in sharded["memory"]} == {
@@ -68,6 +75,8 @@ def test_every_part_of_every_step_holds() -> None:
         "params (bf16)",
         "grads (bf16)",
         "peak (bf16)",
+        LEFT,
+        f"{LEFT} (bf16)",
     }
     balanced, _, one_hot, _ = (results[0]["figures"]["imbalance"] for results in found[:4])
     assert (balanced, one_hot) == (1.0, 4)

@@ -48,6 +48,18 @@ def received_kept(name: str) -> Patch:
     return planted(dist, name, make)
 
 
+def outputs_kept(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What it gave the last times is kept."""
+    kept: deque[Tensor] = deque(maxlen=64)
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        done = original(*args, **kwargs)
+        kept.append(done.detach().clone())
+        return done
+
+    return call
+
+
 @instead_of(Tensor, "clone")
 def weights_kept_whole(original: Any, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A rank's part of a weight is a view of all of it, which therefore stays."""
