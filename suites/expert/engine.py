@@ -169,6 +169,9 @@ class Carrying(Experts):
         brought = _numbered("layer", [found.rows.detach(), _weights(found).detach(), *kept[1:]])
         return Left(self.results(out, x, model), model, brought)
 
+    def peak(self, dtype: torch.dtype) -> None:
+        """Unknown: the engine's buffers are its own."""
+
     def forms(self, dtype: torch.dtype) -> Sequence[Form]:
         """The router's gradient."""
         return [Form(issued.engine(self.made.shape.experts, self.made.shape.hidden, dtype.itemsize))]

@@ -33,7 +33,7 @@ _SENT = {"wrong", "figures", "time"}
 # What is done for some parts alone, and what it answers where none of them is asked for.
 _SHOWS: tuple[tuple[set[str], Any, str, Any], ...] = (
     ({"parity"}, driver, "compared", []),
-    ({"repeat"}, driver, "repeated", []),
+    ({"repeat", "memory"}, driver, "repeated", ([], [])),
     ({"repeat", "traffic"}, driver, "record_deliveries", nullcontext(Deliveries())),
     ({"memory"}, driver, "highest", []),
     ({"memory", "parity"}, driver, "changed", ([], [])),
