@@ -84,15 +84,15 @@ def _every_family(_: Scene, done: Finished) -> Iterator[str]:
     missing = set(FAMILIES) - {family_of(check["id"]) for check in done.checks()}
     if missing:
         yield f"nothing was measured of {', '.join(sorted(missing))}"
-    if not done.verdict["made_of"]["left_out"] or " within 2m, without " not in done.verdict["workload"]:
+    if not done.verdict["made_of"]["left_out"] or " within 1m, without " not in done.verdict["workload"]:
         yield f"the verdict does not say what was left out of {done.verdict['workload']}"
 
 
 RUN = (
     Row("healthy", 0, "nothing at all", harmless(), workload="full", limit_s=1800.0, faulty=0),
     Row(
-        *("healthy-in-a-budget", 0, "nothing at all, and two minutes to measure", harmless()),
-        arguments=lambda _: (*HARDWARE, "--budget", "2m"),
+        *("healthy-in-a-budget", 0, "nothing at all, and one minute to measure", harmless()),
+        arguments=lambda _: (*HARDWARE, "--budget", "1m"),
         workload="full",
         faulty=0,
         complaints=_every_family,
