@@ -45,8 +45,8 @@ def values_left_out(*modules: str) -> Iterator[None]:
     """Let the driver compare no values, and these modules send no exact payloads: there are none here."""
     driver = "fixtures.ranks.study.driver"
     with ExitStack() as left_out:
-        for name in (f"{driver}.compared", f"{driver}.repeated"):
-            left_out.enter_context(mock.patch(name, return_value=[]))
+        for name, nothing in (("compared", []), ("repeated", ([], []))):
+            left_out.enter_context(mock.patch(f"{driver}.{name}", return_value=nothing))
         for module in modules:
             left_out.enter_context(mock.patch(f"{module}.sent", return_value={"figures": {}}))
         yield
