@@ -9,7 +9,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, judging, pairs, peers
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, NVLINK_ACROSS, Case
-from fixtures.wire.collectives import BARRIER, COLLECTIVES, ROUNDED
+from fixtures.wire.collectives import BARRIER, COLLECTIVES, NONFINITE, ROUNDED
 from thresholds.units import DTYPES
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
@@ -19,7 +19,7 @@ ACROSS = tuple(name for name in COLLECTIVES if name not in EVERYWHERE)
 # The sum is in every dtype's case; the other operations need only one type of each kind of arithmetic.
 OPERATIONS = ("avg", "min", "max", "prod")
 OPERATION_DTYPES = ("fp32", "bf16", "int64")
-
+NONFINITE_DTYPES = ("fp32", "bf16")
 ROUNDED_DTYPES = ("fp16", "bf16")
 
 LARGE = 8.0  # times as long as a case of a few small messages
@@ -145,6 +145,18 @@ def test_latency_stays_below_its_ceiling(check: Check) -> None:
 @over(TRANSPORT, INSIDE, NETWORK, NIC, NVLINK_ACROSS, ask=requests.transport, judges=[judging.transport])
 def test_the_data_cross_the_links_they_should(check: Check) -> None:
     """The transport that was really used, from the library's own log and the ports' counters."""
+    check.run()
+
+
+@over(
+    exact(REDUCTIONS, NONFINITE_DTYPES, (NONFINITE,)),
+    INSIDE,
+    NETWORK,
+    ask=requests.exactness,
+    judges=[judging.exactness],
+)
+def test_what_is_no_number_spreads(check: Check) -> None:
+    """One rank's infinity or NaN is the sum of all: no rank goes on as if nothing had happened."""
     check.run()
 
 

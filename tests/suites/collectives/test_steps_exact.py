@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from fixtures.ranks.collectives.calls import CALLS, Call
 from fixtures.ranks.exact.dtypes import FORMATS
 from fixtures.ranks.exact.rotating import OPERATIONS
 from fixtures.ranks.steps import Context, Unsupported
-from fixtures.wire.collectives import COLLECTIVES
+from fixtures.wire.collectives import COLLECTIVES, NONFINITE
 from suites.collectives import steps
 from tests.fixtures.ranks.gloo_world import context, run_world
 
@@ -21,6 +24,7 @@ REDUCING = [name for name, shape in COLLECTIVES.items() if shape.reduces]
 MOVING = [name for name, shape in COLLECTIVES.items() if not shape.reduces]
 CASES = [
     *itertools.product(REDUCING, FORMATS, OPERATIONS),
+    *itertools.product(REDUCING, ("fp64", "fp32", "fp16", "bf16"), [NONFINITE]),
     *((name, dtype, "sum") for name, dtype in itertools.product(MOVING, FORMATS)),
 ]
 
@@ -65,6 +69,34 @@ def test_a_root_compares_and_the_others_say_that_they_did_not() -> None:
         return steps.exact(ctx, collective="reduce", dtype="int32", elements=[5], iterations=1)
 
     assert [answer["elements"] for answer in run_world(2, reduce_once)] == [5, 0]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("collective", REDUCING)
+def test_a_rank_that_takes_what_is_no_number_for_zero_is_caught(collective: str, dtype: str) -> None:
+    """It is how a loss that is NaN on one rank stays unknown to the others; finite sums do not show it."""
+
+    def sums(ctx: Context) -> list[list[Any]]:
+        asked: Any = {"collective": collective, "dtype": dtype, "elements": [257], "iterations": 3}
+        with mock.patch.dict(CALLS, {collective: flushing(CALLS[collective])}):
+            return [steps.exact(ctx, **asked, op=op)["wrong"] for op in ("sum", NONFINITE)]
+
+    ranks = run_world(3, sums)
+    assert all(finite == [] for finite, _ in ranks)
+    seen = [wrong for _, nonfinite in ranks for wrong in nonfinite]
+    assert seen
+    assert {wrong["source_rank"] for wrong in seen if "contribution missing" in wrong["looks_like"]} == {1}
+
+
+def flushing(original: Callable[[Call], object]) -> Callable[[Call], None]:
+    """Let rank 1 give zeros in place of infinities and NaN."""
+
+    def flushed(call: Call) -> None:
+        for buffer in (call.sent, call.received) if call.rank == 1 else ():
+            buffer.nan_to_num_(0.0, 0.0, 0.0)
+        original(call)
+
+    return flushed
 
 
 def test_the_identity_holds_and_barriers_hold_everybody() -> None:
