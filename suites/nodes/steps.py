@@ -11,6 +11,7 @@ from fixtures.node.facts import rank_facts
 from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import MOST_REPORTED
 from fixtures.ranks.steps import Context, Unsupported, step
+from suites.nodes.amounts import COPIED_BYTES
 from suites.nodes.compute import kernels as held
 from suites.nodes.compute import lasting, links, pcie, together
 from suites.nodes.compute import matmul as products
@@ -55,7 +56,7 @@ def pattern(ctx: Context) -> dict[str, Any]:
 def host_links(ctx: Context) -> dict[str, Any]:
     """Time pinned copies to and from the device, and read its PCIe link while they run."""
     links.refuse_cpu(ctx, "link between it and the host")
-    count = links.HOST_BYTES // 8
+    count = COPIED_BYTES // 8
     with pcie.beside(pcie.place_of(ctx.device)) as memory_at:
         near = torch.empty(count, dtype=torch.int64, pin_memory=True)
         far = torch.empty(count, dtype=torch.int64, device=ctx.device)

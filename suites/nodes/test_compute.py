@@ -6,12 +6,15 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, device_data, devices, peers
 from fixtures.check.plan import INSIDE, NODE, Case
+from suites.nodes import amounts
 from thresholds.units import ARITHMETIC
 
 # What models are trained in: their rates must have a limit. The others are judged where a file has a row.
 TRAINED_IN = ("fp16", "bf16")
 MATMUL = [
-    Case("nodes.matmul", (dtype,), {"dtype": dtype}, {"dtype": dtype}, weight=2.0, compared=True)
+    Case(
+        "nodes.matmul", (dtype,), {"dtype": dtype}, {"dtype": dtype}, 2.0, compared=True, amounts=amounts.most
+    )
     for dtype in ARITHMETIC
 ]
 TRAINED = [case for case in MATMUL if case.parameters["dtype"] in TRAINED_IN]

@@ -6,9 +6,10 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, device_data, devices, peers
 from fixtures.check.plan import NODE, Case
+from suites.nodes import amounts
 
-HOST = [Case("nodes.host_links", weight=2.0, compared=True)]
-PAIRS = [Case("nodes.peer_links", weight=2.0, compared=True)]
+HOST = [Case("nodes.host_links", weight=2.0, compared=True, amounts=amounts.most)]
+PAIRS = [Case("nodes.peer_links", weight=2.0, compared=True, amounts=amounts.most)]
 
 
 @over(

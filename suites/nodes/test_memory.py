@@ -6,8 +6,9 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, device_data, devices, peers
 from fixtures.check.plan import NODE, Case
+from suites.nodes import amounts
 
-MEMORY = [Case("nodes.memory", weight=2.0, compared=True)]
+MEMORY = [Case("nodes.memory", weight=2.0, compared=True, amounts=amounts.most)]
 PATTERN = [Case("nodes.pattern", weight=2.0)]
 
 

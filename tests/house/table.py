@@ -13,6 +13,7 @@ _FAMILIES = ("context", "expert", "mesh", "mesh.moe", "pipeline", "tensor", "zer
 ISSUED = (
     *(f"suites.{family}.issued" for family in _FAMILIES),
     *(f"suites.{family}.held" for family in ("expert", "mesh.moe", "zero")),
+    "suites.nodes.amounts",
 )
 SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib", "pydantic", "pydantic_core")
 
@@ -63,7 +64,7 @@ ROOMS = (
             (),
             "sent, and read by the controller: what both compute of a step, of parameters and world alone",
         )
-        for name in ("issued", "held")
+        for name in ("issued", "held", "amounts")
     ),
     Room(
         "suites/**/test_*.py",

@@ -14,10 +14,9 @@ from fixtures.ranks import timing
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.exact.payload import key, words
 from fixtures.ranks.steps import Context, Unsupported
+from suites.nodes.amounts import COPIED_BYTES
 from suites.nodes.compute.series import BUDGET_S, ITERATIONS, Corruption, Series, timed, unlike
 
-HOST_BYTES = 256 << 20
-PEER_BYTES = 256 << 20
 _WORD_BYTES = 8
 
 
@@ -46,7 +45,7 @@ def host(ctx: Context, near: torch.Tensor, far: torch.Tensor) -> tuple[list[Seri
 
 
 def peers(
-    ctx: Context, devices: Sequence[torch.device], size_bytes: int = PEER_BYTES
+    ctx: Context, devices: Sequence[torch.device], size_bytes: int = COPIED_BYTES
 ) -> tuple[list[dict[str, Any]], list[Corruption]]:
     """Time a copy from every device to every other, and compare what arrived.
 

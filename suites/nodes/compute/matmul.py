@@ -15,6 +15,7 @@ import torch
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.parity import fp32_products
+from suites.nodes import amounts
 from suites.nodes.compute.series import Corruption, timed, unlike
 
 DTYPES = {
@@ -23,11 +24,6 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp8_e4m3": torch.float8_e4m3fn,
-}
-# Powers of two that reach the plateau: fp32 takes ten times as long as a tensor core's formats.
-SIDES = {
-    "cuda": {"fp32": 8192, "tf32": 8192, "fp16": 16384, "bf16": 16384, "fp8_e4m3": 16384},
-    "cpu": {"fp32": 256, "bf16": 256, "fp16": 128},
 }
 _AMPERE = (8, 0)  # the compute capability from which on there are tf32 and bf16 tensor cores
 _WITH_FP8 = (8, 9)
@@ -41,7 +37,7 @@ def measured(ctx: Context, dtype: str, brief: bool = False) -> dict[str, Any]:
     with fp32_products("high" if dtype == "tf32" else "highest"):  # "high" is tf32
         product = Product(dtype, *normal(side, ctx.device, ctx.seed))
         what = f"{dtype} {side} x {side} x {side}"
-        series = timed(ctx, product.run, "tflops", what, amount=2.0 * side**3, brief=brief)
+        series = timed(ctx, product.run, "tflops", what, amount=amounts.product(side), brief=brief)
         ctx.progress.phase("check")
         return {"series": series, "wrong": check(ctx, dtype, side)}
 
@@ -49,7 +45,7 @@ def measured(ctx: Context, dtype: str, brief: bool = False) -> dict[str, Any]:
 def refuse(dtype: str, device: torch.device) -> None:
     """Raise Unsupported where the device has no such arithmetic of its own."""
     if device.type == "cpu":
-        if dtype not in SIDES["cpu"]:
+        if dtype not in amounts.SIDES["cpu"]:
             raise Unsupported(f"a CPU has no {dtype} of its own")
         return
     if torch.version.hip:
@@ -73,7 +69,7 @@ def half(device: torch.device) -> str:
 
 def side_for(dtype: str, device: torch.device) -> int:
     """The largest side that leaves half of the free memory to others."""
-    side = SIDES[device.type][dtype]
+    side = amounts.SIDES[device.type][dtype]
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         while 3 * side * side * 4 > free / 2:

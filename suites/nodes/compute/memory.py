@@ -20,9 +20,9 @@ import torch
 from fixtures.node.facts import parse_meminfo
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
+from suites.nodes.amounts import ARRAY_BYTES
 from suites.nodes.compute.series import Corruption, timed, unlike
 
-ARRAY_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}  # larger than the caches of a core, and of any GPU
 _FACTOR = 3
 _B_PERIOD, _C_PERIOD = 1021, 509  # primes: neighbouring tiles never hold the same numbers
 _TILE = 1 << 22  # elements that are compared at a time

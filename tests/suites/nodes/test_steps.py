@@ -14,7 +14,7 @@ from fixtures.cluster.measurement import Measurement, RankReport, World
 from fixtures.ranks import timing
 from fixtures.ranks.steps import Context, Unsupported
 from reports.record import Outcome
-from suites.nodes import test_compute, test_memory, test_repeatability
+from suites.nodes import amounts, steps, test_compute, test_links, test_memory, test_repeatability
 from suites.nodes.compute import lasting, matmul, memory, repeats, series, training
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
@@ -25,6 +25,7 @@ COMPUTE = [
     *(test_memory.PATTERN + test_repeatability.REPEATED),
 ]
 CASES = [(case.step, case.parameters) for case in COMPUTE]
+TIMED = [*test_compute.MATMUL, *test_memory.MEMORY]
 PRODUCTS = [("nodes.matmul", {"dtype": dtype}) for dtype in ("fp32", "bf16", "fp16")]
 
 
@@ -33,6 +34,26 @@ PRODUCTS = [("nodes.matmul", {"dtype": dtype}) for dtype in ("fp32", "bf16", "fp
 def test_healthy_devices_are_green(size: int) -> None:
     cases = [case for case in [*CASES, *PRODUCTS] if size > 1 or case[0] != "nodes.overlap"]
     assert_green(size, cases, parts=())
+
+
+@pytest.mark.parametrize(("step", "asked"), [*PRODUCTS, ("nodes.memory", {})])
+def test_ranks_do_as_much_as_the_plan_counts(step: str, asked: dict[str, Any]) -> None:
+    """The controller takes no more for the work of a device; what it takes is the plan's."""
+    run = {"nodes.matmul": steps.matmul, "nodes.memory": steps.memory}[step]
+    planned = [case for case in TIMED if (case.step, case.parameters) == (step, asked)]
+    assert [case.amounts for case in planned] == [amounts.most]
+    [answer] = run_world(1, lambda ctx: run(ctx, **asked))
+    said = {one["metric"]: one["amount"] for one in answer["series"]}
+    assert said == amounts.most(step, asked, False)
+
+
+def test_copies_of_a_device_are_counted_by_the_plan_too() -> None:
+    planned = [*test_links.HOST, *test_links.PAIRS]
+    found = {case.step: case.amounts(case.step, case.parameters, True) for case in planned if case.amounts}
+    assert found == {
+        "nodes.host_links": dict.fromkeys(("host_to_device", "device_to_host"), amounts.COPIED_BYTES),
+        "nodes.peer_links": {"peer_to_peer": amounts.COPIED_BYTES},
+    }
 
 
 @pytest.mark.quiet
