@@ -63,6 +63,16 @@ def quick(seconds: Sequence[float]) -> float:
     return sorted(seconds)[len(seconds) // 10]
 
 
+def slope(windows_s: Sequence[float]) -> float:
+    """1 - v_last / v_first, with the median speed v of the first and of the last quarter of equal windows.
+
+    Below 0 the device became faster, 0.5 is half the speed. Quarters of the windows and not of the time: one
+    long stall would be all of the last quarter of the time, and is no slope.
+    """
+    quarter = len(windows_s) // 4
+    return 1.0 - _median(windows_s[:quarter]) / _median(windows_s[-quarter:])
+
+
 def _median(seconds: Sequence[float]) -> float:
     if not seconds:
         raise SampleError("there is no iteration to take a median of")

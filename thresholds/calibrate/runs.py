@@ -201,7 +201,11 @@ def _samples(check: CheckRecord, metric: str, case: Case) -> int:
     counts = [_count(pair.get("samples")) for pair in _dicts(check.recorded.get("pairs"))]
     for rank in () if counts else _dicts(check.measurement.get("ranks")):
         series = [one for one in _dicts(_at(rank, "result", "series")) if one.get("metric") == metric]
-        counts += [len(one["seconds"]) if "seconds" in one else _count(one.get("samples")) for one in series]
+        timed = [one.get("seconds", one.get("windows")) for one in series]
+        counts += [
+            _count(one.get("samples")) if every is None else len(every)
+            for one, every in zip(series, timed, strict=True)
+        ]
         if not series:
             counts.append(_count(_at(rank, "result", "samples")))
     return min(counts, default=1)

@@ -19,6 +19,7 @@ from suites.nodes.compute import lasting, matmul, memory, repeats, series, train
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
+from thresholds import metrics
 
 COMPUTE = [
     *(test_compute.OVERLAP + test_compute.TRAINING + test_memory.MEMORY),
@@ -101,7 +102,7 @@ def test_the_flops_of_a_token_are_those_of_the_paper() -> None:
     ],
 )
 def test_the_slope_is_the_speed_that_was_lost(windows: list[float], lost: float) -> None:
-    assert lasting.slope(windows) == pytest.approx(lost, abs=0.02)
+    assert metrics.slope(windows) == pytest.approx(lost, abs=0.02)
 
 
 class Clock:

@@ -66,7 +66,7 @@ def test_nodes_are_compared_alone_by_the_samples_of_their_devices_and_of_their_p
         found = [check("pairs", NODES, {"busbw": 45.0}, pairs, {"pairs": [{"samples": 20}, {"samples": 30}]})]
         for node in NODES:
             timed = {"metric": "triad", "seconds": [0.1] * 20}
-            lasting = {"metric": "slope", "value": 0.0, "samples": 3}
+            lasting = {"metric": "slope", "windows": [0.1] * 3}
             ranks = {"ranks": [{"result": {"series": [timed, lasting]}}] * 2}
             value = (n02 if node == "n02" else 3000.0) + number
             found.append(replace(check(node, (node,), {"triad": value}, case), measurement=ranks))
