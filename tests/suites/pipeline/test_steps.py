@@ -125,9 +125,7 @@ def test_a_low_bit_that_flips_once_on_an_edge_is_named(rank: int, what: str) -> 
 
 
 def _with_a_bit_flipped(ctx: Context, rank: int) -> Any:
-    with bit_zero_of(
-        rank, receive=3 * 4 + 2
-    )():  # the second receive of the fourth step of four micro-batches
+    with bit_zero_of(rank, receive=5 * 4 + 2)():  # the second receive of the sixth step of four micro-batches
         return REGISTRY["pipeline.one_f_one_b"](ctx, **QUICK)
 
 
