@@ -201,14 +201,15 @@ def _samples(check: CheckRecord, metric: str, case: Case) -> int:
     counts = [_count(pair.get("samples")) for pair in _dicts(check.recorded.get("pairs"))]
     for rank in () if counts else _dicts(check.measurement.get("ranks")):
         series = [one for one in _dicts(_at(rank, "result", "series")) if one.get("metric") == metric]
-        timed = [one.get("seconds", one.get("windows")) for one in series]
-        counts += [
-            _count(one.get("samples")) if every is None else len(every)
-            for one, every in zip(series, timed, strict=True)
-        ]
+        counts += map(_timed, series)
         if not series:
             counts.append(_count(_at(rank, "result", "samples")))
     return min(counts, default=1)
+
+
+def _timed(series: Mapping[str, Any]) -> int:
+    times = series.get("seconds", series.get("windows"))
+    return _count(series.get("samples")) if times is None else len(times)
 
 
 def _swept(check: CheckRecord) -> Iterator[int]:
