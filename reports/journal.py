@@ -13,7 +13,6 @@ its size. Reading gives the measurement itself for both.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import os
@@ -23,10 +22,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, cast, get_args, get_type_hints
+from typing import Annotated, Any, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, SchemaValidator, from_json
 
 from reports.record import (
     SCHEMA_VERSION,
@@ -42,10 +41,7 @@ from reports.text import scrub
 
 PARTS = "parts"  # the folder of the workers' journals, until the run has taken them over
 UNKNOWN_STATUS = -1  # the pytest_status of a run that was killed before it had one
-_RECORD: TypeAdapter[Record] = TypeAdapter(
-    Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
-)
-_FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+_NO_NUMBERS = (b"NaN", b"Infinity")  # which pydantic takes where any value may be
 _SAME_AS, _ZLIB = "same_as", "zlib"
 _LEAST_SHARED, _LEAST_PACKED = 1000, 4000  # bytes of a measurement
 _MOST_UNPACKED = 1 << 31
@@ -295,50 +291,59 @@ def encode(record: Record) -> dict[str, object]:
     return {"type": record.type, **cast("dict[str, object]", scrub(record))}
 
 
-def decode(line: bytes | str) -> Record:
+def _whole(schema: Any) -> Any:  # noqa: ANN401 - a tree of dicts and lists
+    """The same schema without defaults: fields are always written, so one that is missing is a fault."""
+    if isinstance(schema, list):
+        return [_whole(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "default":
+        return _whole(schema["schema"])
+    return {name: _whole(part) for name, part in schema.items()}
+
+
+_RECORD = SchemaValidator(
+    _whole(
+        TypeAdapter(
+            Annotated[Record, Field(discriminator="type")], config=ConfigDict(strict=True, extra="forbid")
+        ).core_schema
+    )
+)
+
+
+def decode(line: bytes) -> Record:
     """The record that a line holds; DecodeError for anything that `encode` cannot have written."""
     try:
-        data = from_json(line, allow_inf_nan=False)  # several times as fast as json.loads
-    except ValueError as fault:
-        raise DecodeError(f"not valid JSON ({fault})") from None
-    if isinstance(data, dict) and data.get("type") == "run" and data.get("schema") != SCHEMA_VERSION:
-        raise DecodeError(
-            f"written by schema {data.get('schema')!r:.60}, this program reads {SCHEMA_VERSION}"
-        )
-    try:
+        if any(word in line for word in _NO_NUMBERS):
+            from_json(line, allow_inf_nan=False)
         record = _RECORD.validate_json(line)
-    except ValidationError as refused:
-        raise DecodeError(_first_fault(refused)) from None
-    # Every field is always written, so a missing one means another writer or a damaged line.
-    if absent := list(_absent(record, data, f"{record.type}.")):
-        raise DecodeError(f"missing: {', '.join(absent)}")
-    return record
+    except ValueError as refused:
+        raise DecodeError(_why(line, refused)) from None
+    if isinstance(record, RunRecord) and record.schema != SCHEMA_VERSION:
+        raise DecodeError(_other_schema(record.schema))
+    return cast("Record", record)
 
 
-def _first_fault(refused: ValidationError) -> str:
-    fault = refused.errors(include_url=False)[0]
+def _why(line: bytes, refused: ValueError) -> str:
+    """What is wrong with a line that is no record."""
+    try:
+        data = from_json(line, allow_inf_nan=False)
+    except ValueError as fault:
+        return f"not valid JSON ({fault})"
+    if isinstance(data, dict) and data.get("type") == "run" and data.get("schema") != SCHEMA_VERSION:
+        return _other_schema(data.get("schema"))
+    faults = cast("ValidationError", refused).errors(include_url=False)
+    absent = [_place(fault) for fault in faults if fault["type"] == "missing"]
+    if len(absent) == len(faults):
+        return f"missing: {', '.join(absent)}"
+    fault = next(one for one in faults if one["type"] != "missing")
+    return f"{_place(fault)}: {fault['msg']}, not {fault['input']!r:.60}"
+
+
+def _other_schema(found: object) -> str:
+    return f"written by schema {found!r:.60}, this program reads {SCHEMA_VERSION}"
+
+
+def _place(fault: ErrorDetails) -> str:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
-    return f"{where.lstrip('.') or 'record'}: {fault['msg']}, not {fault['input']!r:.60}"
-
-
-def _absent(value: object, data: dict[str, object], where: str) -> Iterator[str]:
-    """Yield the fields that have their default because the line lacks them; a large run has a million."""
-    plain, of_records = _fields(type(value))
-    if missing := [name for name in (*plain, *of_records) if name not in data]:
-        yield from (where + name for name in missing)
-        return
-    for name in of_records:
-        if entries := cast("list[dict[str, object]]", data[name]):
-            for index, (item, entry) in enumerate(zip(getattr(value, name), entries, strict=True)):
-                yield from _absent(item, entry, f"{where}{name}[{index}].")
-
-
-def _fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a record, and those that hold tuples of records themselves."""
-    if kind in _FIELDS:
-        return _FIELDS[kind]
-    held: tuple[list[str], list[str]] = [], []
-    for name, hint in get_type_hints(kind).items():
-        inner = next(iter(get_args(hint)), None)
-        held[isinstance(inner, type) and dataclasses.is_dataclass(inner)].append(name)
-    return _FIELDS.setdefault(kind, (tuple(held[False]), tuple(held[True])))
+    return where.lstrip(".") or "record"

@@ -114,8 +114,10 @@ def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
 
 def _schedule(check: CheckRecord) -> Schedule | None:
     """Read the first pipeline of a check; None unless every one of its ranks has a row."""
+    if "schedule" not in check.recorded:  # as nearly all of them
+        return None
     try:
-        found = _Recorded.model_validate(check.recorded.get("schedule"))
+        found = _Recorded.model_validate(check.recorded["schedule"])
     except ValidationError:
         return None
     ranks = sorted(found.ranks, key=lambda rank: rank.said.place)
