@@ -336,8 +336,8 @@ def _why(line: bytes, refused: ValueError) -> str:
     absent = [_place(fault) for fault in faults if fault["type"] == "missing"]
     if len(absent) == len(faults):
         return f"missing: {', '.join(absent)}"
-    fault = next(one for one in faults if one["type"] != "missing")
-    return f"{_place(fault)}: {fault['msg']}, not {fault['input']!r:.60}"
+    first = next(one for one in faults if one["type"] != "missing")
+    return f"{_place(first)}: {first['msg']}, not {first['input']!r:.60}"
 
 
 def _other_schema(found: object) -> str:

@@ -104,11 +104,15 @@ def _blamed_without_nodes(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
 
 
 def _on_bad_paths(checks: Sequence[CheckRecord]) -> Iterator[Objection]:
-    """A bad path leaves both of its ends unproven, whatever else they pass, unless one end is convicted."""
+    """A bad path leaves both of its ends unproven, whatever else they pass, unless one end is convicted.
+
+    So are all nodes behind a bad part of the fabric, which none of them explains.
+    """
     convicted = {node for check in checks for node, _ in convictions(check)}
     for check in checks:
         for blame in (blame for part in check.parts for blame in part.blame if blame.of_a_path):
-            for node in () if convicted & set(blame.nodes) else blame.nodes:
+            explained = blame.kind is not BlameKind.FABRIC and convicted & set(blame.nodes)
+            for node in () if explained else blame.nodes:
                 yield Objection(node, Weight.FAILED, f"{check.name}: {blame.sentence}", check.id)
 
 

@@ -61,10 +61,10 @@ RETURNING = frozenset({BlameKind.HANG, BlameKind.CRASH})
 class Blame:
     """The part that the evidence of one check names.
 
-    `nodes` holds one name, or both ends of a path (for a direction: from the first to the second), or none:
-    what is bad only at scale belongs to no node. `evidence` has the observations behind it, one line each,
-    and `confidence` is how sure a search is of it. `proved`: the fault came back when the case was run again,
-    or was shown in another way.
+    `nodes` holds one name, or both ends of a path (for a direction: from the first to the second), or all
+    behind a bad part of the fabric, or none: what is bad only at scale belongs to no node. `evidence` has the
+    observations behind it, one line each, and `confidence` is how sure a search is of it. `proved`: the fault
+    came back when the case was run again, or was shown in another way.
     """
 
     kind: BlameKind
@@ -78,9 +78,13 @@ class Blame:
 
     @property
     def of_a_path(self) -> bool:
-        """Whether a search or a proof blames the path between two nodes; a hang alone is only a sign."""
+        """Whether a search or a proof blames what lies between nodes; a hang alone is only a sign.
+
+        That is the path between two, or what joins several to all others.
+        """
         sure = self.proved or self.confidence is not None
-        return sure and self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
+        paths = self.kind in (BlameKind.PATH, BlameKind.LINK_DIRECTION) and len(self.nodes) == 2
+        return sure and (paths or (self.kind is BlameKind.FABRIC and bool(self.nodes)))
 
     @property
     def convicts(self) -> bool:

@@ -32,7 +32,9 @@ def test_of_faults_that_always_show_none_is_missed_and_no_bound_is_crossed() -> 
     errors = study(Setting(64, 8, 1.0, 0.0), 25)
     assert errors.missed == errors.undecided == errors.false == errors.paths == 0
     assert clopper_pearson(errors.missed, 8 * errors.searches)[1] < 0.02
-    assert max(errors.rounds) <= 13  # two of the bad nodes are isolated, twice each
+    assert (
+        max(errors.rounds) <= 15
+    )  # two of the bad nodes are isolated, and all tried with each other, twice each
 
 
 def test_rounds_do_not_grow_with_the_nodes_where_a_fault_always_shows() -> None:
