@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -80,6 +80,7 @@ class ExpectSection(Section):
     nic_firmware: Version | None = None
     driver: Version | None = None
     vbios: Word | None = None
+    kernel_log: Literal["unread"] | None = None
     cuda: Version | None = None
     nccl: Version | None = None
     rocm: Version | None = None

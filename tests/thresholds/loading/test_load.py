@@ -61,6 +61,7 @@ def test_rows_know_their_place_and_source() -> None:
         ('fabric = "infiniband"', 'fabric = ["roce", "infiniband"]', 6, "fabric is one of"),
         ("gpus_per_node = 2", 'gpus_per_node = 2\ndriver = ">=a"', 12, "'>=a' is no version"),
         ("gpus_per_node = 2", "gpus_per_node = 2\npersistence = 1", 12, "expect.persistence"),
+        ("gpus_per_node = 2", 'gpus_per_node = 2\nkernel_log = "any"', 12, "expect.kernel_log"),
         ('inside = "nvlink"', "", 1, "hardware.inside is missing"),
         ('inside = "nvlink"', 'inside = "nvlink"\nwith = ["A B"]', 5, "hardware.with"),
         ('inside = "nvlink"', 'inside = "nvlink"\nwidth = 1', 5, "did you mean with?"),
