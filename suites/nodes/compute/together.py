@@ -12,6 +12,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.collectives.collectives import Collective
 from fixtures.ranks.exact.compare import keep
 from fixtures.ranks.steps import Context
+from fixtures.ranks.study.models import repeatable
 from fixtures.ranks.study.overlap import hidden_share
 from suites.nodes.compute.matmul import Product, half, normal
 from suites.nodes.compute.series import ITERATIONS, Corruption, figure, median_s, unlike
@@ -70,6 +71,7 @@ def measured(ctx: Context, repeats: int) -> dict[str, Any]:
     return {"series": series, "wrong": wrong}
 
 
+@repeatable()
 def _checked(ctx: Context, both: Both, repeats: int) -> list[Corruption]:
     """Compare every all_reduce with its closed form, and every product with the one that ran alone."""
     wrong: list[Corruption] = []

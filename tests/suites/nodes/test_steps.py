@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fixtures.ranks import timing
 from fixtures.ranks.steps import Context, Unsupported
 from reports.record import Outcome
 from suites.nodes import amounts, steps, test_compute, test_links, test_memory, test_repeatability
-from suites.nodes.compute import lasting, matmul, memory, repeats, series, training
+from suites.nodes.compute import lasting, matmul, memory, repeats, series, together, training
 from tests.fixtures.ranks.gloo_world import context, run_world
 from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
@@ -165,6 +166,28 @@ def test_the_result_of_most_repeats_is_right_even_if_the_first_is_not(
     said = repeats.repeated(context(0, 1), 10)
     assert [(one["iteration"], one["first_offset"]) for one in said["wrong"]] == [(0, 0)]
     assert said["digests"]["kernel"]["alike"] == 9
+
+
+def test_products_beside_an_all_reduce_are_multiplied_as_those_that_repeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ROCm the library that torch prefers may add in another order each time."""
+    used, ran = ["cublaslt"], list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(
+        torch.backends.cuda, "preferred_blas_library", lambda name="": used.append(name) if name else used[-1]
+    )
+    product = SimpleNamespace(out=torch.ones(4), run=lambda: ran.append(used[-1]))
+
+    def at_once(i: int) -> None:
+        product.run()
+        product.out = torch.ones(4)
+
+    exchange = SimpleNamespace(prepare=lambda i: None, check=lambda i: None)
+    both: Any = SimpleNamespace(product=product, exchange=exchange, at_once=at_once)
+    assert together._checked(context(0, 1), both, 2) == []
+    assert (ran, used[-1]) == (["cublas"] * 3, "cublaslt")
 
 
 def test_digests_tell_one_bit() -> None:
