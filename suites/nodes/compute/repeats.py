@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,10 @@ _CPU_FIELDS = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features"),
 )
+
+# What multiplies on GPUs. torch's own build says which it was made with, and a node may load another: pip
+# installs nvidia-cublas by itself, and LD_LIBRARY_PATH goes before it.
+_MULTIPLIES = re.compile(r"/(lib(?:cublas|cublasLt|rocblas|hipblaslt)\.so[^/\n]*)$")
 
 Run = Callable[[], "list[torch.Tensor]"]
 
@@ -132,8 +137,19 @@ def kind_of(device: torch.device, cpuinfo: str = "/proc/cpuinfo") -> dict[str, A
         "device": properties.name,
         "arch": str(arch),
         "units": properties.multi_processor_count,
+        "libraries": libraries(),
         **software,
     }
+
+
+def libraries(maps: str = "/proc/self/maps") -> str:
+    """The loaded libraries that multiply, with their sizes: few names tell a version."""
+    found = set[str]()
+    for line in Path(maps).read_text(encoding="utf-8", errors="replace").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if name := _MULTIPLIES.search(path):
+            found.add(f"{name[1]} of {Path(path).stat().st_size if Path(path).exists() else 'unknown'} bytes")
+    return ", ".join(sorted(found))
 
 
 def _cpu(cpuinfo: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,6 +212,25 @@ def test_a_cpus_model_and_features_tell_it_from_others(tmp_path: Any) -> None:
     assert said["one"] == said["busy"] != said["less"]
     assert said["one"].startswith("A 100 (")
     assert said["none"] == repeats.kind_of(torch.device("cpu"), "/nowhere")["device"] == ""
+
+
+def test_devices_that_multiply_with_other_libraries_are_of_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with another nvidia-cublas computes other bits, and its device is no worse for that."""
+    loaded = tmp_path / "nvidia/cublas/lib/libcublas.so.12"
+    loaded.parent.mkdir(parents=True)
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f00-7f01 r-xp 00000000 fe:00 42   {loaded}\n7f01-7f02 rw-p 00000000 00:00 0\n")
+    said = set()
+    for size in (7, 8):
+        loaded.write_bytes(bytes(size))
+        said.add(repeats.libraries(str(maps)))
+    assert said == {"libcublas.so.12 of 7 bytes", "libcublas.so.12 of 8 bytes"}
+    gpu = SimpleNamespace(name="H100", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(repeats, "libraries", lambda: "those of 12.8")
+    assert repeats.kind_of(torch.device("cuda"))["libraries"] == "those of 12.8"
 
 
 def test_a_cpu_is_filled_up_to_a_bounded_amount() -> None:
