@@ -57,7 +57,7 @@ class Wires:
 def bound(case: Mapping[str, str | int], rates: LineRate, measured: float | None = None) -> float:
     """Best busbw of the algorithm of the case, GB/s; `measured` is the copy rate of the same run, GB/s."""
     wires = _wires(case, rates, measured)
-    by_path = {"network": network_bound, "nic": nic_ceiling}
+    by_path = {"network": network_bound, "nic": nic_bound}
     return by_path.get(wires.path, inside_bound)(wires)
 
 
@@ -187,15 +187,19 @@ _NETWORK_BOUNDS: Mapping[str, Callable[[Wires], float]] = {
 }
 
 
-def nic_ceiling(w: Wires) -> float:
+def nic_bound(w: Wires) -> float:
     """Nothing passes inside a node (P2P and SHM off): every rank sends its busbw through its own NIC: r.
 
-    SHARP may halve what an all_reduce sends. Where ranks share a NIC this is loose, as r is the whole NIC.
-    A bisection uses only NICs on any path, so its bound is the one across nodes.
+    Where ranks share a NIC this is loose, as r is the whole NIC. A bisection uses only NICs on any path, so
+    its bound is the one across nodes.
     """
-    if w.kind == "half":
-        return _bisection(w)
-    return w.r * 2 * (w.n - 1) / w.n if w.sharp and w.collective == "all_reduce" else w.r
+    return _bisection(w) if w.kind == "half" else w.r
+
+
+def nic_ceiling(w: Wires) -> float:
+    """The same with SHARP, which may halve what an all_reduce of several nodes sends."""
+    reduced = w.sharp and w.k > 1 and w.collective == "all_reduce"
+    return nic_bound(w) * (2 * (w.n - 1) / w.n if reduced else 1)
 
 
 def _wires(case: Mapping[str, str | int], rates: LineRate, measured: float | None) -> Wires:

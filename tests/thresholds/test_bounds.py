@@ -60,7 +60,8 @@ BOUNDS = [
     # NVLink between nodes makes one of them
     *((case("all_to_all", nodes, "mnnvl", ranks_per_node=4), GB200, 900) for nodes in (2, 18)),
     (case("all_reduce", 2, "mnnvl", ranks_per_node=4, algorithm="nvls"), GB200, 1400),
-    (case("all_reduce", 1, "nic"), SHARP, 87.5),
+    # what the switches reduce is no part of what a ring is asked
+    *((case("all_reduce", nodes, "nic"), SHARP, 50) for nodes in (1, 2, 16)),
     # a root has one NIC, a shift crosses one, and in a bisection every rank has its part of them
     (case("gather", 2), H100, 50 * 15 / 8),
     (case("send_recv", 4), H100, 50),
@@ -85,6 +86,9 @@ CEILINGS = [
     # SHARP allows an all_reduce up to twice the NICs, and nothing else
     (case("all_reduce", 16), SHARP, 2 * 127 / 128 * 400),
     (case("all_gather", 16), SHARP, ceiling(case("all_gather", 16), H100)),
+    (case("all_reduce", 1, "nic"), SHARP, 50),  # nor is there any inside one node
+    (case("all_reduce", 2, "nic"), SHARP, 2 * 15 / 16 * 50),
+    (case("all_gather", 2, "nic"), SHARP, 50),
     (case("scatter", 2), H100, 500),  # all NICs, or NVLink and its own
     (case("send_recv", 4), H100, 50),
     *((case("bisection", 4, path), H100, 50) for path in ("network", "nic")),
