@@ -62,6 +62,8 @@ METRICS: Mapping[str, Metric] = {
     "mfu": Metric("", "more", most=2),  # a training step's model operations over what the device can do
     "slope": Metric("", "less", share=True),  # speed that the last quarter of a run has lost to the first
 }
+# The tail of a metric's samples. Few files have a row for it: it is judged only where there is one.
+TAILS = {"latency": "latency_p99"}
 
 _SIZE = re.compile(r"([0-9]{1,12})(B|KiB|MiB|GiB|TiB)")
 _SHIFT = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}

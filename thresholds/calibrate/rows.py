@@ -16,7 +16,7 @@ from thresholds.calibrate.runs import Figure
 from thresholds.calibrate.sift import Key, grouped
 from thresholds.hardware import Hardware, LimitKind, LineRate
 from thresholds.lookup import Case
-from thresholds.units import METRICS, format_number
+from thresholds.units import METRICS, TAILS, format_number
 from thresholds.verdict import judge, subject
 
 LEAST_VALUES = 5  # five values below a floor by chance: 0.5 ** 5, three in a hundred
@@ -102,7 +102,8 @@ def rows(left: Sequence[Figure], gathered: Sequence[Figure], about: About) -> Ro
     for (key, variant), every in grouped(gathered).items():
         for made in _row(key, healthy.get((key, variant), []), every, about, found):
             by_key.setdefault(key, []).append(made)
-    found.made += [_loosest(same) for same in by_key.values()]
+    by_metric = {key: _loosest(same) for key, same in by_key.items()}
+    found.made += [_no_lower_than_middle(one, key, by_metric) for key, one in by_metric.items()]
     return found
 
 
@@ -222,6 +223,18 @@ def _loosest(same: Sequence[Made]) -> Made:
     fewest = min(one.min_samples for one in same)
     source = f"{found.source}; the loosest of {len(same)} checks that share this row"
     return replace(found, source=source, min_samples=fewest)
+
+
+def _no_lower_than_middle(one: Made, key: Key, made: Mapping[Key, Made]) -> Made:
+    """A tail's ceiling where the middle is noisier: no file may have it below the middle's."""
+    metric, case = key
+    middles = [
+        made[name, case].value for name, tail in TAILS.items() if tail == metric and (name, case) in made
+    ]
+    least = max((value for value in middles if value is not None), default=0.0)
+    if one.value is None or one.value >= least:
+        return one
+    return replace(one, value=least, source=f"{one.source}; raised to the ceiling of the median iteration")
 
 
 def below(figures: Sequence[Figure], like: Hardware) -> Iterator[str]:

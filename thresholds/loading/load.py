@@ -75,6 +75,7 @@ def read(data: bytes, path: Path) -> Hardware:
     if hardware is not None and sections.family.whole:
         _check_rows(sections, placed, hardware)
     _check_overlaps(sections, placed)
+    _check_tails(sections, placed)
     if sections.faults or hardware is None:
         raise HardwareFileError(sections.faults)
     return hardware
@@ -151,6 +152,13 @@ def _check_overlaps(sections: Sections, found: list[tuple[Row, Placed]]) -> None
         how = "replace it by a row with the same selectors, or keep the two apart"
         told = what + (how if inherits else "keep the two apart")
         sections.fault(told, *place.keys, at=place.document)
+
+
+def _check_tails(sections: Sections, found: list[tuple[Row, Placed]]) -> None:
+    """A tail's ceiling below the middle's is a fault of the nearer of the two rows."""
+    for at, other, text in rules.tails(tuple(row for row, _ in found)):
+        place = min((found[at][1], found[other][1]), key=lambda one: one.distance)
+        sections.fault(f"{text}: a tail is no faster than the middle", *place.keys, at=place.document)
 
 
 def _hardware(sections: Sections, rows: tuple[Row, ...]) -> Hardware | None:

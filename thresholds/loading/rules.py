@@ -12,7 +12,7 @@ from thresholds.bounds import BoundError, bound, ceiling
 from thresholds.hardware import Gap, Hardware, Limit, LimitKind, Row
 from thresholds.loading.schema import ExpectSection, LimitSection, LineRateSection
 from thresholds.selectors import FAR, Selector, Value, overlap
-from thresholds.units import DATA_COLLECTIVES, METRICS, MNNVL, format_number, format_size
+from thresholds.units import DATA_COLLECTIVES, METRICS, MNNVL, TAILS, format_number, format_size
 
 STALE_YEARS = 3
 KINDS: tuple[LimitKind, ...] = get_args(LimitKind)
@@ -93,6 +93,15 @@ def overlaps(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, list[str]]]:
         shared = sorted(set(first.metrics) & set(second.metrics))
         if shared and overlap(first.selectors, second.selectors):
             yield one, other, shared
+
+
+def tails(rows: tuple[Row, ...]) -> Iterator[tuple[int, int, str]]:
+    """Find ceilings of a tail below those of the middle of the same samples, which is healthy up to there."""
+    limits = [(at, row) for at, row in enumerate(rows) if isinstance(row, Limit)]
+    for (at, middle), (other, tail), (name, far) in itertools.product(limits, limits, TAILS.items()):
+        of_both = name in middle.metrics and far in tail.metrics and overlap(middle.selectors, tail.selectors)
+        if of_both and tail.value < middle.value:
+            yield at, other, f"{far} may be {tail.value:g} ({tail.where}), and {name} {middle.value:g} us"
 
 
 def physics(row: Row, hardware: Hardware) -> Iterator[str]:

@@ -182,6 +182,20 @@ def test_latencies_get_a_ceiling(tmp_path: Path) -> None:
     assert (found.kind, found.value) == ("max", 25.0)
 
 
+def test_a_tail_is_allowed_no_less_than_the_middle_which_may_be_noisier(tmp_path: Path) -> None:
+    case = {**NETWORK, "size": 16 << 10}
+    sweep = {"sweep": [{"size_bytes": 16 << 10, "samples": 20}]}
+    late = [
+        check("late", NODES, {"latency": middle, "latency_p99": 21.0}, case, sweep)
+        for middle in (17.0, 19.0, 20.0, 20.5, 18.0)
+    ]
+    scripts = [replace(script, more=(one,)) for script, one in zip(healthy(), late, strict=True)]
+    found = calibrated(tmp_path, scripts)
+    middle, tail = (row(found, metric, case) for metric in ("latency", "latency_p99"))
+    assert tail.value == middle.value > 1.25 * 21
+    assert tail.source.endswith("raised to the ceiling of the median iteration")
+
+
 def _step(value: float, other: float | None = None) -> tuple[CheckRecord, ...]:
     """A step with a figure that is on record only, and perhaps a second check of the same step."""
     case: dict[str, str | int] = {"step": "expert.some", "path": "network", "nodes": 3, "ranks_per_node": 2}

@@ -157,6 +157,13 @@ def test_rows_know_their_place_and_source() -> None:
             SECOND,
             "the same",
         ),
+        (
+            'metric = ["latency", "latency_p99"]\npath = "network"\nmax = 100.0',
+            'metric = "latency"\npath = "network"\nmax = 100.0\nsource = "a/repository@0000000 file:2"\n'
+            'date = 2026-05-01\n\n[[limit]]\nmetric = "latency_p99"\npath = "network"\nnodes = 2\nmax = 99.0',
+            SECOND,
+            "latency_p99 may be 99 (small.toml:47), and latency 100 us: a tail is no faster than the middle",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_line(old: str, new: str, line: int, words: str) -> None:
