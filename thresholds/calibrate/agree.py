@@ -14,6 +14,7 @@ from thresholds.units import format_size
 
 LEAST_RUNS = 2  # one run says nothing about what repeats
 LEAST_NODES = 2  # one node says nothing about what nodes of its kind have in common
+VARYING = frozenset({"netdevs"})  # of a node's identity: containers have their own network devices
 _Kinds = dict[str, list[str]]  # value -> the runs or nodes that have it
 
 
@@ -25,11 +26,16 @@ def disagreements(runs: Sequence[Run]) -> Iterator[str]:
     yield from _differ("the runs differ in their workload", ((run.workload, run.id) for run in runs))
     yield from _differ("the runs differ in their selection", ((run.selection, run.id) for run in runs))
     said = [pair for run in runs for pair in run.said.items()]
-    kinds = ((", ".join(f"{name} = {value}" for name, value in facts.items()), node) for node, facts in said)
+    kinds = ((_alike(facts), node) for node, facts in said)
     yield from _differ("the nodes are different hardware", kinds)
     for name in sorted({name for run in runs for name in run.versions}):
         told = ((version, run.id) for run in runs for version in run.versions.get(name, ["unknown"]))
         yield from _differ(f"{name} is not the same everywhere", told)
+
+
+def _alike(facts: Mapping[str, str | int]) -> str:
+    """What nodes of one kind say alike of themselves."""
+    return ", ".join(f"{name} = {value}" for name, value in facts.items() if name not in VARYING)
 
 
 def _differ(what: str, told: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -20,7 +20,6 @@ from thresholds.units import METRICS, format_size, is_finite
 LARGEST, SMALLEST = 1e15, 1e-15  # beyond any real figure in any unit, and sums stay finite
 LONGEST_NAME = 255  # of a host, by DNS
 MOST_SHOWN = 20
-VARYING = frozenset({"netdevs"})  # of a node's identity: containers have their own network devices
 _LIBRARY = re.compile(r"lib(nccl|rccl)\.so\.([0-9][0-9.]*)")
 
 
@@ -229,7 +228,7 @@ def _identity(facts: Mapping[str, Any]) -> dict[str, str | int]:
     return {
         str(name): value if isinstance(value, int) else str(value)
         for name, value in found
-        if isinstance(value, str | int) and name not in VARYING
+        if isinstance(value, str | int)
     }
 
 

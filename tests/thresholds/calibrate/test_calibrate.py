@@ -19,6 +19,7 @@ from reports.record import (
     Record,
 )
 from tests.thresholds.calibrate.journals import (
+    IDENTITY,
     INSIDE,
     NETWORK,
     NODES,
@@ -237,6 +238,19 @@ def test_like_lends_its_tables_and_no_row(tmp_path: Path) -> None:
     assert (file.env, file.absent, file.expect) == (like.env, like.absent, like.expect)
     assert len(file.limits) == 6
     assert not file.gaps
+
+
+def test_like_a_file_that_is_told_apart_by_its_network_devices(tmp_path: Path) -> None:
+    """They vary from container to container, within what [match] says."""
+    like = replace(small(tmp_path), match={"gpu": ("Some GPU",), "netdevs": ("7..10",)})
+    scripts = [
+        replace(script, identity={**IDENTITY, "netdevs": 8 + at % 2}) for at, script in enumerate(healthy())
+    ]
+    assert calibrated(tmp_path / "a", scripts, Asked(like=like)).limits == 6
+    few = [replace(script, identity={**IDENTITY, "netdevs": 4}) for script in healthy()]
+    assert "n[01-03] is not small: netdevs must be 7..10, and is 4" in refusals(
+        tmp_path / "b", few, Asked(like=like)
+    )
 
 
 def test_slow_iterations_are_counted_and_their_noise_is_that_of_counting(tmp_path: Path) -> None:
