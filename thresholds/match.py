@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from thresholds.hardware import Hardware
 
 Facts = Mapping[str, str | int]
+COUNTED = {"gpu_count": "gpus_per_node", "nics": "nics_per_node"}  # in [match], and in [expect]
 SHOWN = 8  # files in an error message, the nearest first
 
 
@@ -19,12 +20,13 @@ class RecogniseError(Exception):
 def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
     """The one of these hardware files that matches these facts.
 
-    A file with `auto = false` counts only where it is the only one, which is how a named file is checked. If
-    several match, the one that is more specific than every other is chosen.
+    A file with `auto = false` counts only where it is the only one, which is how a named file is checked.
+    That one is chosen however many parts are missing of which it expects a number: it rejects the node.
+    If several match, the one that is more specific than every other is chosen.
     """
     candidates = [one for one in loaded if not one.part]
     alone = len(candidates) == 1
-    matching = [one for one in candidates if (one.auto or alone) and not differences(one, facts)]
+    matching = [one for one in candidates if (one.auto or alone) and not differences(one, facts, alone)]
     special = [one for one in matching if all(one is other or specialises(one, other) for other in matching)]
     if len(special) == 1:
         return special[0]
@@ -34,7 +36,7 @@ def choose(facts: Facts, loaded: Iterable[Hardware]) -> Hardware:
         lines = [f"several hardware files match ({said}): {names}; name one with --hardware"]
         lines += [f"  {line}" for line in _apart(matching, facts)]
     elif alone:
-        name, why = candidates[0].name, "; ".join(differences(candidates[0], facts))
+        name, why = candidates[0].name, "; ".join(differences(candidates[0], facts, alone))
         lines = [f"{name} is for other hardware: {why}; name another file, or look for what is missing"]
     else:
         lines = [f"no hardware file matches ({said}); name one with --hardware, or run with --hardware none"]
@@ -48,10 +50,15 @@ def specialises(one: Hardware, other: Hardware) -> bool:
     return (other.path is not None and other.path.resolve() in extended) or set(other.match) < set(one.match)
 
 
-def differences(hardware: Hardware, facts: Facts) -> list[str]:
-    """The fields of [match] that the facts do not meet; none when the file matches."""
+def differences(hardware: Hardware, facts: Facts, named: bool = False) -> list[str]:
+    """The fields of [match] that the facts do not meet; none when the file matches.
+
+    How many parts a node has tells machines apart; of a file that was `named`, [expect] says what is missing.
+    """
     found = []
     for name, wanted in hardware.match.items():
+        if named and COUNTED.get(name) in hardware.expect:
+            continue
         if name not in facts:
             found.append(f"{name} must be {_either(wanted)}, and the nodes did not say")
         elif not any(_alike(one, facts[name]) for one in wanted):

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.each import each
-from tests.thresholds.files import GOOD, recognise
+from tests.thresholds.files import GOOD, recognise, whole
+from thresholds.hardware import Hardware
 from thresholds.loading import load
 from thresholds.loading.faults import HardwareFileError
-from thresholds.match import Facts, RecogniseError
+from thresholds.match import Facts, RecogniseError, choose
 
 H100: dict[str, str | int] = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 8, "fabric": "infiniband"}
 
@@ -33,7 +34,10 @@ def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware()
     ("facts", "name"),
     [
         ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 400}, "h100-roce400"),
-        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200}, "oci-h100"),
+        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200, "nics": 18}, "oci-h100"),
+        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200, "nics": 13}, "oci-h100"),
+        # 8 ports are not Oracle's: this file expects 400 of each, and says so
+        ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200, "nics": 10}, "h100-roce400"),
         ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400}, "h200-roce400"),
         ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400, "vendor": "Google"}, "gcp-a3-ultra"),
         ({"gpu": "NVIDIA B300 SXM6 AC", "fabric": "efa", "product": "p6-b300.48xlarge"}, "aws-p6-b300"),
@@ -41,7 +45,22 @@ def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware()
     ],
 )
 def test_nodes_of_one_board_are_told_apart_by_fabric_and_cloud(facts: Facts, name: str) -> None:
-    assert recognise({"fabric": "roce", **facts}).name == name
+    assert recognise({"fabric": "roce", "gpu_count": 8, **facts}).name == name
+
+
+EIGHT = [file for file in whole().values() if file.auto and file.expect.get("gpus_per_node") == 8]
+
+
+@each("file", EIGHT)
+def test_half_a_board_is_another_machine_and_one_that_lost_less_is_still_this_one(file: Hardware) -> None:
+    """A board of 4 GPUs is sold, too. Who names the file has a node rejected that lost more."""
+    facts = {name: str(words[0]).replace("*", "") for name, words in file.match.items()}
+    known: Facts = {**facts, "netdevs": int(facts.get("netdevs", "8..8")[0]), "nics": 16}
+    for count in (5, 7, 8):
+        assert recognise({**known, "gpu_count": count}).name == file.name
+    with pytest.raises(RecogniseError, match=r"gpu_count must be 5\.\.8, and is 4"):
+        recognise({**known, "gpu_count": 4})
+    assert choose({**known, "gpu_count": 4}, [file]) is file
 
 
 def test_the_lab_is_never_chosen_and_is_recognised_when_named() -> None:
