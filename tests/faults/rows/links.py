@@ -228,6 +228,13 @@ LINKS = (
         complaints=_bisection_alone,
     ),
     Row(
+        *("spine-thin", 9, "two of six nodes behind one link of 90 Mbit/s"),
+        unproven("fabric"),
+        lambda scene: scene.lab.split(",".join(scene.drawn), "90mbit"),
+        nodes=6,
+        faulty=2,
+    ),
+    Row(
         *("all-links-slow", 29, "every link at 160 of 200 Mbit/s"),
         of_fabric("fabric"),
         on("shape", SLOW),
