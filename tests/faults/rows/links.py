@@ -229,7 +229,7 @@ LINKS = (
     ),
     Row(
         *("spine-thin", 9, "two of six nodes behind one link of 90 Mbit/s"),
-        unproven("fabric"),
+        on_path("fabric", names=Names.PAIR),
         lambda scene: scene.lab.split(",".join(scene.drawn), "90mbit"),
         nodes=6,
         faulty=2,
