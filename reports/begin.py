@@ -226,7 +226,7 @@ def main(arguments: Sequence[str]) -> int:
         resumed(Path.cwd(), given(words, "--resume"), place, runs)
         take(place, junit_path(given(words, "--junitxml", "--junit-xml")), runs).release()
     except (HeldError, UnusableError) as refused:
-        print(refused, file=sys.stderr)
+        print(refused, file=sys.stderr)  # noqa: T201 - a command line: why nothing can begin
         return UNUSABLE
     return 0
 

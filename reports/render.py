@@ -90,4 +90,4 @@ def _write_html(report_dir: Path, records: Sequence[Record], verdict: RunVerdict
     except Exception as fault:  # noqa: BLE001 - any fault is logged and printed
         with contextlib.suppress(OSError):  # where there is no room for the page there may be none for this
             write_file(log, traceback.format_exc())
-        print(f"report.html could not be drawn ({fault!r}); see {log}", file=sys.stderr)
+        print(f"report.html could not be drawn ({fault!r}); see {log}", file=sys.stderr)  # noqa: T201 - why there is no page

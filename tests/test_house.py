@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from tests.house import habits, imports, remote, shape, table, words
+from tests.house import imports, remote, shape, table, words
 from tests.house.tree import ROOT, files
 
 Plant = Callable[[Mapping[str, str]], Path]
@@ -96,52 +96,6 @@ def test_every_package_of_the_table_is_declared() -> None:
 
 def test_the_conftest_is_a_few_lines() -> None:
     assert len((ROOT / "conftest.py").read_text(encoding="utf-8").splitlines()) < 20
-
-
-# -- habits ----------------------------------------------------------------------------------------------
-
-
-def test_the_house_does_without_its_bad_habits() -> None:
-    holds(fault for habit in table.HABITS for fault in habits.violations(ROOT, habit))
-
-
-# By a word of the habit's name: what it is met as.
-MET = {
-    "sleep": ("import time\ntime.sleep(1)", "from time import sleep as doze"),
-    "shell": (
-        "import subprocess\nsubprocess.run('ls', shell=True)",
-        "import subprocess\nsubprocess.run('ls', shell=bool(1))",
-        "import os\nos.system('ls')",
-    ),
-    "broad": (
-        "try:\n    pass\nexcept:\n    pass",
-        "try:\n    pass\nexcept (OSError, Exception):\n    pass",
-    ),
-    "print": ("print('hello')",),
-    "skip": (
-        "import pytest\npytest.skip('later')",
-        "import pytest\n@pytest.mark.xfail\ndef test(): ...",
-        "from pytest import importorskip",
-    ),
-    "evaluation": ("eval('1')",),
-}
-
-
-def test_every_habit_is_found_in_all_that_it_is_met_as(plant: Plant) -> None:
-    good = "import subprocess\ntry:\n    subprocess.run(['ls'])\nexcept BaseException:\n    raise\n"
-    bad = {f"fixtures/{name}{at}.py": text for name, texts in MET.items() for at, text in enumerate(texts)}
-    root = plant({"fixtures/good.py": good, **bad})
-    for name, texts in MET.items():
-        (habit,) = (habit for habit in table.HABITS if name in habit.name)
-        found = [fault for fault in habits.violations(root, habit) if "is excepted from" not in fault]
-        assert [fault.split(":")[0] for fault in found] == [
-            f"fixtures/{name}{at}.py" for at in range(len(texts))
-        ]
-
-
-def test_an_exception_that_nobody_needs_is_found(plant: Plant) -> None:
-    habit = habits.Habit("a shell", habits.shells, ("fixtures",), "", {"fixtures/a.py": "no reason left"})
-    assert "has no need of it" in report(habits.violations(plant({"fixtures/a.py": ""}), habit))
 
 
 # -- shape -----------------------------------------------------------------------------------------------
@@ -237,9 +191,6 @@ def test_the_tools_have_nothing_to_say(argv: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        pytest.param(
-            ("ruff", "check", "--config", "pyproject.toml"), "def f(x): return eval(x)\n", id="ruff"
-        ),
         pytest.param(("ruff", "format", "--check", "--config", "pyproject.toml"), "x = { 1 }\n", id="format"),
         pytest.param(("mypy", "--config-file", "pyproject.toml"), "def f(x):\n    return x\n", id="mypy"),
         pytest.param((*OLDER, "--config-file", "pyproject.toml"), "from enum import StrEnum\n", id="name"),
@@ -250,3 +201,29 @@ def test_the_tools_are_strict(plant: Plant, argv: tuple[str, ...], text: str) ->
     done = tool(*argv, str(plant({"planted.py": text}) / "planted.py"))
     assert done.returncode == 1
     assert "planted.py" in done.stdout + done.stderr
+
+
+# By rule: what it is met as.
+HABITS = {
+    "TID251": (
+        *("import time\ntime.sleep(1)", "from time import sleep as doze", "import asyncio\nasyncio.sleep(1)"),
+        *("import pytest\npytest.skip('later')", "from pytest import importorskip"),
+        *(f"import pytest\n@pytest.mark.{mark}\ndef test(): ..." for mark in ("skip", "skipif", "xfail")),
+        "import torch\ntorch.load('x')",
+    ),
+    "S602": ("import subprocess\nsubprocess.run('ls', shell=True)",),
+    "S605": ("import os\nos.system('ls')",),
+    "BLE001": ("try: ...\nexcept (OSError, Exception): ...",),
+    "E722": ("try: ...\nexcept: ...",),
+    "T201": ("print('hello')",),
+    "S307": ("eval('1')",),
+    "RUF100": ("x = 1  # noqa: T201 - no reason left",),
+}
+
+
+def test_every_habit_is_found_in_all_that_it_is_met_as(plant: Plant) -> None:
+    bad = {f"{rule}_{at}.py": text for rule, texts in HABITS.items() for at, text in enumerate(texts)}
+    check = ("ruff", "check", "--config", "pyproject.toml", "--output-format", "concise")
+    told = tool(*check, str(plant(bad))).stdout
+    for name, text in bad.items():
+        assert re.search(rf"\b{name}:.* {name.partition('_')[0]} ", told), f"{text!r}: {told}"

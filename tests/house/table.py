@@ -1,9 +1,7 @@
-"""The rules of this code base as data: who imports whom, and exceptions from habits, each with its reason."""
+"""Who imports whom in this code base, as data: a row for every part, each with its reason."""
 
 from __future__ import annotations
 
-from tests.house import habits
-from tests.house.habits import EVERYWHERE, LIBRARY, Habit
 from tests.house.imports import HOUSE, RECORDS, Room
 
 SENT = ("fixtures.wire", "fixtures.node", "fixtures.ranks")
@@ -89,57 +87,4 @@ ROOMS = (
         ("cryptography", "hypothesis", "junitparser", "paramiko", "pydantic", "pytest", "torch"),
         "tests may look at everything, with the packages that pyproject.toml names",
     ),
-)
-
-HABITS = (
-    Habit(
-        "a sleep in place of a condition",
-        habits.sleeps,
-        EVERYWHERE,
-        "wait for the thing itself, with a deadline",
-        {
-            "fixtures/node/processes.py": "wait_until: what nothing announces is polled, in one place",
-            "fixtures/node/evidence.py": "until: the same between tasks, which must not stop each other",
-            "fixtures/node/supervisor.py": "the tick of its loop: beats and the lease",
-            "fixtures/ranks/study/peak.py": "nothing announces that gloo's threads are at rest",
-            "fixtures/ranks/study/calibrated.py": "lasting is the work there, and nothing is waited for",
-            "tests/fixtures/ranks/test_timing.py": "iterations of a known length are what it times",
-        },
-    ),
-    Habit("a shell", habits.shells, EVERYWHERE, "pass an argument list"),
-    Habit(
-        "a broad except",
-        habits.broad_except,
-        EVERYWHERE,
-        "name what can go wrong",
-        {
-            "fixtures/ranks/worker.py": "a step may raise anything, and all of it is evidence",
-            "fixtures/run/hooks.py": "what another plugin raises at the end must not cost the answer",
-            "reports/render.py": "a page that cannot be drawn costs the page, not the verdict",
-            "tests/fixtures/ranks/gloo_world.py": "a forked rank hands whatever it raised to its parent",
-        },
-    ),
-    Habit(
-        "print in library code",
-        habits.calls("print"),
-        LIBRARY,
-        "return it, or hand it to the console",
-        {
-            "reports/__main__.py": "a command line",
-            "reports/begin.py": "a command line, on standard error: why nothing can begin",
-            "reports/render.py": "on standard error: why there is no page",
-        },
-    ),
-    Habit(
-        "a skip or an expected failure",
-        habits.skips,
-        EVERYWHERE,
-        "let it say what it found",
-        {
-            "fixtures/check/outcome.py": "Declared is the one skip that is a verdict",
-            "tests/fixtures/node/test_ports.py": "a kernel without IPv6 has none to try",
-            "tests/lab/pytest_support.py": "where no lab can be made; on a CI server that is a failure",
-        },
-    ),
-    Habit("evaluation of data", habits.evaluates, LIBRARY, "parse it"),
 )
