@@ -1,4 +1,4 @@
-"""Lab nodes that look like recorded nodes with 8 H100: a fault of one node is found on that node only."""
+"""Lab nodes that look like recorded nodes with 8 H100, and lab nodes as they are: judged without a rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fixtures.blame.selfcheck.site import ENVIRONMENT
-from fixtures.check.inventory.table import SUBJECTS
 from tests.faults.runs import Finished, accept, clean
 from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
@@ -17,40 +16,6 @@ from tests.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.untimed, pytest.mark.usefixtures("require_lab")]
 
 INVENTORY = ("--workload", "nodes", "-k", "test_inventory")
-# For each node: its faults, and the subjects that fail with their words.
-FAULTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "n01": ({}, {}),
-    "n02": (
-        {"missing_nic": 6},
-        {
-            "nics": "n02: 7 of its infiniband ports are there, and {file} asks for 8",
-            "peers": "number of ports is 7, and 8 on 5 of 6 nodes of its hardware",
-        },
-    ),
-    "n03": (
-        {"gpus": {5: {"width": 8}}},
-        {
-            "pcie": "n03, GPU 5 at 00000000:C3:00.0 (GPU-00000003-0000-4000-8000-000000000005): "
-            "its PCIe width is 8, and {file} asks for at least 16",
-            "peers": "PCIe width is 8 on GPU 5 at 00000000:C3:00.0, 16 on the others, and 16 on 5 of 6",
-        },
-    ),
-    "n04": (
-        {"driver": "535.183.01"},
-        {"peers": "n04: its driver is 535.183.01, and 550.54.15 on 5 of 6 nodes of its hardware"},
-    ),
-    "n05": (
-        {"gpus": {3: {"uncorrected": 1}}},
-        {"ecc": "n05, GPU 3 at 00000000:61:00.0 (GPU-00000005-0000-4000-8000-000000000003): its number of"},
-    ),
-    "n06": (
-        {"missing_gpu": 2},
-        {
-            "gpus": "n06: its number of GPUs is 7, and {file} asks for 8",
-            "peers": "number of GPUs is 7, and 8 on 5 of 6 nodes of its hardware",
-        },
-    ),
-}
 
 
 def dress(lab: Lab, folder: Path, **faults: dict[str, Any]) -> None:
@@ -58,31 +23,6 @@ def dress(lab: Lab, folder: Path, **faults: dict[str, Any]) -> None:
     for machine, node in enumerate(lab.nodes, 1):
         write_node(folder / node, machine=machine, **faults.get(node, {}))
         lab.dress(node, folder / node)
-
-
-def hardware(done: Finished) -> dict[str, str]:
-    """The hardware file that judges each node."""
-    records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
-    return {record["name"]: record["hardware"] for record in records if record["type"] == "node"}
-
-
-def test_each_fault_of_recorded_h100_nodes_is_found_on_its_node(tmp_path: Path) -> None:
-    with Lab.up(nodes=len(FAULTS), slots=8) as lab:
-        dress(lab, tmp_path, **{node: faults for node, (faults, _) in FAULTS.items()})
-        done = accept(lab, tmp_path / "out", *INVENTORY)
-        assert clean(lab)
-    assert done.status == 1, done.output
-    (file,) = set(hardware(done).values())
-    assert file.startswith("h100-sxm5"), done.output
-    assert (done.report / "results.jsonl").read_text().count('"gpu_nic_distance"') >= len(FAULTS)
-    found = done.inventory()
-    assert len(found) == len(FAULTS) * len(SUBJECTS)
-    for (node, subject), check in found.items():
-        words = FAULTS[node][1].get(subject)
-        assert check["outcome"] == ("fail" if words else "pass"), (node, subject, check["reason"])
-        assert (words or "").format(file=file) in check["reason"]
-        assert {name for blame in check["blame"] for name in blame["nodes"]} == ({node} if words else set())
-    assert sorted(done.listed("rejected")) == [node for node, (faults, _) in FAULTS.items() if faults]
 
 
 def test_a_node_that_lacks_a_gpu_is_rejected_for_that_although_no_rank_can_start(tmp_path: Path) -> None:
