@@ -156,6 +156,8 @@ class PlanRecord:
 READY, SET_ASIDE = "ready", "set aside"
 # A property of a check whose answer an earlier run measured: the id of that run.
 ORIGIN = "taken over from"
+# A fact of a node in a resumed run: its inventory before the first rank of the run that was cut off.
+FIRST_INVENTORY = "first_inventory"
 BESIDE = "beside"  # key in the inputs of a run: its nodes that take part and are not judged
 
 

@@ -15,13 +15,14 @@ from reports.begin import JOURNAL
 from reports.journal import Scan, scan
 from reports.notation import number
 from reports.notation import size as size_text
-from reports.record import READY, CheckRecord, JobRecord, NodeRecord, Record, RunRecord
+from reports.record import FIRST_INVENTORY, READY, CheckRecord, JobRecord, NodeRecord, Record, RunRecord
 from reports.render import with_workers
 
 Key = tuple[str, str, str]  # the nodes it was measured on, the check, the series or the metric
 _LABELS = ("metric", "what", "load", "name", "from", "to")
 # Numbers that differ at every reading, and say nothing about the machine.
 _READINGS = {
+    FIRST_INVENTORY,
     "hugepages_free",
     "pid",
     "power_w",
