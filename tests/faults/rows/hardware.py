@@ -71,6 +71,7 @@ def _gpu(name: str, catalogue: int, fault: str, words: str, **faults: Any) -> Ro
         lambda scene: _dressed(scene, lambda _: None, faults),
         workload="nodes",
         arguments=lambda _: (),
+        slots=8,
     )
 
 
