@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from html import escape
@@ -27,6 +27,7 @@ HTML_LOG = "logs/report-html.txt"
 TOMBSTONE = "the run ended without writing its report"
 RUN_CLASS, RUN_NAME = "shakedown.run", "complete"
 UNUSABLE = 4  # the exit status
+INPUTS = ("--hosts", "--beside", "--hardware")  # may name files that an earlier run has left
 RUNS = Path("reports", "runs")  # where runs are kept, from the root of the tree
 
 _STALE = (*LISTS, VERDICT, JOURNAL, PAGE, "report.css", HTML_LOG)
@@ -100,19 +101,32 @@ def begin(directory: Path, why: str = "", user_junit: Path | None = None) -> Non
     What CI servers read turns red first, so that a kill at any moment leaves nothing green of an incomplete
     report. Where nothing can be written, old files are removed or emptied, and UnusableError says so.
     """
-    text = _tombstone(why)
+    text, made = _tombstone(why), _made_by_runs(directory)
     reports = [directory / JUNIT, *([user_junit] if user_junit else [])]
     failed = [path for path in reports if _write_fault(path, text)]
     stale = [*failed, *(directory / name for name in _STALE), *directory.glob(FAMILIES)]
     remain = [path.name for path in stale if not _taken_away(path)]
+    for path in made:
+        _taken_away(path)
     for folder in ("plots", "parts"):
-        shutil.rmtree(directory / folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it is not there, or has something of the operator's
+            (directory / folder).rmdir()
     faults = [fault for path in failed if (fault := _write_fault(path, text))]  # there may be room now
     if remain:
         names = ", ".join(remain)
         faults.append(f"of an earlier run and impossible to remove, so do not believe it: {names}")
     if faults:
         raise UnusableError(f"--report-dir {directory}: {'; '.join(faults)}")
+
+
+def _made_by_runs(directory: Path) -> list[Path]:
+    """List the pictures that a report there shows, and workers' journals; other files there are not ours."""
+    shown_there: list[str] = []
+    with contextlib.suppress(OSError):
+        page = (directory / PAGE).read_text(encoding="utf-8", errors="replace")
+        shown_there = re.findall(r"plots/[A-Za-z0-9-]+\.svg", page)
+    journals = (directory / "parts").glob("[0-9][0-9][0-9][0-9][0-9].jsonl")
+    return [*(directory / name for name in dict.fromkeys(shown_there)), *journals]
 
 
 def redden(report: Path) -> None:
@@ -181,12 +195,55 @@ def resumed(here: Path, text: str, place: Path, runs: Path | None) -> Path | Non
         return None
     directory = (here / os.path.expanduser(text)).resolve()
     directory = directory.parent if directory.name == JOURNAL else directory
-    if runs is not None and directory == place.resolve() and not (directory / JOURNAL).exists():
-        # `make begin` has let the link lead to a red report: the last run that began is meant.
-        directory = max((path.parent.resolve() for path in runs.glob(f"*/{JOURNAL}")), default=directory)
+    if runs is not None and directory == place.resolve():
+        directory = _last_run(place, runs)
     if runs is None and directory == place.resolve():
         raise UnusableError(f"--resume {text}: what was measured there must stay; name another --report-dir")
     return directory
+
+
+def inputs(here: Path, words: Sequence[str], place: Path, runs: Path | None) -> dict[str, str]:
+    """Give the files of INPUTS to which `place` leads, where they lie before it links to another run.
+
+    Raises UnusableError where the new report would take their place: then that is red, and they stay.
+    """
+    found: dict[str, str] = {}
+    for option in INPUTS:
+        text = given(words, option)
+        path = Path(os.path.abspath(here / os.path.expanduser(text)))
+        inside = _below(path, place) or _below(path.resolve(), place.resolve())
+        if not text or inside is None:
+            continue
+        if runs is not None and is_ours(place, runs):
+            path = _last_run(place, runs) / inside
+            found |= {option: str(path)} if path.is_file() else {}
+        elif path.is_file() and (runs is not None or _is_replaced(inside)):
+            with contextlib.suppress(HeldError, OSError):
+                hold = Hold(place)
+                redden(place / JUNIT)
+                hold.release()
+            raise UnusableError(
+                f"{option} {path}: the report of this run would take its place; name another --report-dir, "
+                "or copy the file elsewhere first"
+            )
+    return found
+
+
+def _below(path: Path, folder: Path) -> Path | None:
+    return path.relative_to(folder) if folder in path.parents else None
+
+
+def _is_replaced(inside: Path) -> bool:
+    """Say whether a file of a report directory is removed or written anew when a run begins there."""
+    return str(inside) in (*_STALE, JUNIT) or inside.match(FAMILIES)
+
+
+def _last_run(place: Path, runs: Path) -> Path:
+    """Give the run to which the place leads; the last one if that is `make begin`'s red report."""
+    there = place.resolve()
+    if (there / JOURNAL).exists():
+        return there
+    return max((path.parent.resolve() for path in runs.glob(f"*/{JOURNAL}")), default=there)
 
 
 def junit_path(text: str | None) -> Path | None:
@@ -224,6 +281,7 @@ def main(arguments: Sequence[str]) -> int:
     place, runs = report_dir(Path.cwd(), given(words, "--report-dir"), root)
     try:
         resumed(Path.cwd(), given(words, "--resume"), place, runs)
+        inputs(Path.cwd(), words, place, runs)
         take(place, junit_path(given(words, "--junitxml", "--junit-xml")), runs).release()
     except (HeldError, UnusableError) as refused:
         print(refused, file=sys.stderr)  # noqa: T201 - a command line: why nothing can begin

@@ -63,11 +63,23 @@ def test_the_command_leaves_red_with_the_standard_library_alone(
     shutil.copy(last_night / "junit.xml", own)
     (last_night / "plots").mkdir()
     (last_night / "plots/old.svg").touch()
+    with (last_night / "report.html").open("a", encoding="utf-8") as page:
+        page.write('<img src="plots/old.svg">')
     done = command(*(word.format(last_night) for word in spelling), "--junitxml", str(own))
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in last_night.iterdir()} == {"junit.xml", ".lock"}
     assert red(last_night / "junit.xml")
     assert red(own)
+
+
+def test_what_the_operator_keeps_in_folders_of_these_names_stays(last_night: Path) -> None:
+    own = [last_night / name for name in ("plots/mine.svg", "plots/a/b.png", "parts/bolts.txt")]
+    for path in (*own, last_night / "parts/00001.jsonl"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    begin(last_night)
+    assert all(path.exists() for path in own)
+    assert not (last_night / "parts/00001.jsonl").exists()
 
 
 @pytest.mark.parametrize("word", ["--collect-only", "--co", "--help", "-h", "--version", "--markers"])
