@@ -84,12 +84,6 @@ class RunVerdict:
         found = {standing: len(self.standing(standing)) for standing in Standing}
         return {one.value: count for one, count in found.items() if count or one is not Standing.BESIDE}
 
-    @property
-    def all_good(self) -> bool:
-        """Whether all nodes that were to be judged are accepted, and none beside them is bad."""
-        standings = {node.standing for node in self.nodes}
-        return Standing.ACCEPTED in standings and standings <= {Standing.ACCEPTED, Standing.BESIDE}
-
 
 def decide(records: Sequence[Record]) -> RunVerdict:
     """Judge every node that the records name."""
@@ -215,17 +209,19 @@ def _nodes(
     for name in everyone:
         line = run.hosts.get(name, "") if run else ""
         verdict = _judge(name, line, against.get(name, []), passed.get(name, []))
-        yield _beside(verdict) if name in beside else verdict
+        away = any(objection.weight is Weight.NOT_READY for objection in against.get(name, []))
+        yield _beside(verdict, away) if name in beside else verdict
 
 
-def _beside(verdict: NodeVerdict) -> NodeVerdict:
-    """The verdict on a node that was proven before: only that it is bad, if it is."""
+def _beside(verdict: NodeVerdict, away: bool) -> NodeVerdict:
+    """The verdict on a node that was proven before: only that it is bad or away, if it is."""
     if verdict.standing is Standing.REJECTED:
         return replace(verdict, reason=f"it was beside the others, and is bad: {verdict.reason}")
     more = f": {verdict.reason}" if verdict.standing is Standing.UNPROVEN and verdict.checks else ""
-    return replace(
-        verdict, standing=Standing.BESIDE, reason=f"it took part, and is not judged by this run{more}"
-    )
+    reason = f"it took part, and is not judged by this run{more}"
+    if away:
+        reason = f"it was to take part in all of this run, and did not: {verdict.reason}"
+    return replace(verdict, standing=Standing.BESIDE, reason=reason)
 
 
 def _judge(name: str, line: str, against: Sequence[Objection], passed: Sequence[str]) -> NodeVerdict:

@@ -74,6 +74,8 @@ _OF_NODES = {
 
 def _node_case(node: NodeVerdict, verdict: RunVerdict) -> TestCase:
     element = _OF_NODES[node.standing]
+    if node.standing is Standing.BESIDE and any(node.node in one.blame.nodes for one in verdict.blame):
+        element = "error"  # the run ends with 2 for it
     message = f"{node.node} is {node.standing.value}: {node.reason}"
     body = "\n".join([message, "", "decided by:", *node.checks]) if node.checks else message
     properties = (
