@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from reports.audit import Audit, Fault, NotReported, blamed, cut_short, examine, head, last_word
+from reports.begin import UNUSABLE
 from reports.objections import Objection, Weight, collect, pytest_failed, refusals
 from reports.record import (
     BESIDE,
@@ -20,6 +21,7 @@ from reports.record import (
     Blame,
     BlameKind,
     CheckRecord,
+    EndRecord,
     NodeRecord,
     Outcome,
     PlanRecord,
@@ -126,13 +128,14 @@ def _blame(records: Sequence[Record], checks: Sequence[CheckRecord]) -> Iterator
 
 
 def exit_status(records: Sequence[Record], verdict: RunVerdict) -> int:
-    """0 all accepted, 1 a node is rejected, 2 cut short or something unproven, 5 nothing was collected.
+    """0 all accepted, 1 a node is rejected, 2 cut short or something unproven, 4 refused, 5 nothing there.
 
     A selection ends as pytest users expect: 1 if a check failed, was not judged or blames a part, or pytest
     says that something else failed (a file that cannot be imported, a test of the user's), else 0.
     """
-    if any(isinstance(record, PlanRecord) for record in records) and verdict.planned == 0:
-        return 5
+    refused = any(isinstance(one, EndRecord) and one.pytest_status == UNUSABLE for one in records)
+    if refused or (any(isinstance(one, PlanRecord) for one in records) and verdict.planned == 0):
+        return UNUSABLE if refused else 5
     if verdict.cut_short:
         return 2
     if verdict.selection:
