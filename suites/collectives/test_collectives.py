@@ -9,7 +9,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import corruption, judging, pairs, peers
 from fixtures.check.plan import INSIDE, NETWORK, NIC, NIC_INSIDE, NVLINK_ACROSS, Case
-from fixtures.wire.collectives import BARRIER, COLLECTIVES, NONFINITE, ROUNDED
+from fixtures.wire.collectives import AVERAGED, BARRIER, COLLECTIVES, NONFINITE, ROUNDED
 from thresholds.units import DTYPES
 
 EVERYWHERE = {name: row for name, row in COLLECTIVES.items() if not row.across_only}
@@ -21,6 +21,7 @@ OPERATIONS = ("avg", "min", "max", "prod")
 OPERATION_DTYPES = ("fp32", "bf16", "int64")
 NONFINITE_DTYPES = ("fp32", "bf16")
 ROUNDED_DTYPES = ("fp16", "bf16")
+AVERAGING = ("all_reduce", "reduce_scatter")  # what FSDP and ZeRO average gradients by
 
 LARGE = 8.0  # times as long as a case of a few small messages
 BANDWIDTH = ("busbw", "busbw_mean", "slow_fraction")
@@ -162,12 +163,12 @@ def test_what_is_no_number_spreads(check: Check) -> None:
 
 # They are last because they run in jobs of their own, without NVLS.
 @over(
-    exact(REDUCTIONS, ROUNDED_DTYPES, (ROUNDED,)),
+    [*exact(REDUCTIONS, ROUNDED_DTYPES, (ROUNDED,)), *exact(AVERAGING, ROUNDED_DTYPES, (AVERAGED,))],
     INSIDE,
     NETWORK,
     ask=requests.exactness,
     judges=[judging.exactness],
 )
 def test_sums_are_rounded_to_the_nearest(check: Check) -> None:
-    """Sums in the dtypes of training are rounded, and not cut off."""
+    """Sums in the dtypes of training are rounded, and not cut off; averages, too, among 2, 4, 8 ... ranks."""
     check.run()

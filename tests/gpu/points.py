@@ -25,7 +25,7 @@ from fixtures.ranks.exact.rotating import reduction
 from fixtures.ranks.groups import divided_into
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import Pace
-from fixtures.wire.collectives import NONFINITE, ROUNDED
+from fixtures.wire.collectives import AVERAGED, NONFINITE, ROUNDED
 from tests.gpu.frame import Here, Impossible, world_of_one
 from tests.house.tree import ROOT
 from thresholds.loading.load import load, resolve, shipped
@@ -184,7 +184,7 @@ def payloads(here: Here) -> str:
         for place in (device, torch.device("cpu")):
             moved = payload.pattern(form, [payload.key(1), payload.key(2)], START, COUNT, place)
             made[place] = {"moved": moved}
-            for op in (*OPERATIONS, ROUNDED, NONFINITE) if form.floating else OPERATIONS:
+            for op in (*OPERATIONS, ROUNDED, AVERAGED, NONFINITE) if form.floating else OPERATIONS:
                 sums = reduction(form, op, RANKS, 7, place)
                 parts = [sums.given(rank, 5, START, COUNT) for rank in range(RANKS)]
                 made[place][op] = torch.stack([*parts, sums.result(5, START, COUNT)])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from fixtures.ranks.collectives.calls import CALLS, Call
 from fixtures.ranks.exact.dtypes import FORMATS
 from fixtures.ranks.exact.rotating import OPERATIONS
 from fixtures.ranks.steps import Context, Unsupported
-from fixtures.wire.collectives import COLLECTIVES, NONFINITE
-from suites.collectives import steps
+from fixtures.wire.collectives import AVERAGED, COLLECTIVES, NONFINITE
+from suites.collectives import steps, test_collectives
 from tests.fixtures.ranks.gloo_world import context, run_world
 
 ELEMENTS = [1, 17, 4097]
@@ -32,7 +34,7 @@ CASES = [
 def lacks(collective: str, dtype: str, op: str) -> bool:
     """What gloo of torch 2.13 is known to lack: fp8 except point to point, and integer averages."""
     point_to_point = bool(COLLECTIVES[collective].shifts)
-    integer_average = collective in REDUCING and op == "avg" and not FORMATS[dtype].floating
+    integer_average = collective in REDUCING and op in ("avg", AVERAGED) and not FORMATS[dtype].floating
     return (dtype.startswith("fp8") and not point_to_point) or integer_average
 
 
@@ -97,6 +99,34 @@ def flushing(original: Callable[[Call], object]) -> Callable[[Call], None]:
         original(call)
 
     return flushed
+
+
+@pytest.mark.parametrize("collective", test_collectives.AVERAGING)
+def test_averages_that_are_cut_off_are_caught(collective: str) -> None:
+    """Of equal terms, which `avg` has, nothing can be cut off."""
+
+    def averages(ctx: Context) -> list[list[Any]]:
+        asked: Any = {"collective": collective, "dtype": "bf16", "elements": [257], "iterations": 2}
+        with mock.patch.dict(CALLS, {collective: widened(CALLS[collective])}):
+            return [steps.exact(ctx, **asked, op=op)["wrong"] for op in ("avg", AVERAGED)]
+
+    healthy, (equal, unequal) = run_world(2, averages)
+    assert healthy == [[], []]
+    assert equal == []
+    assert [wrong["rank"] for wrong in unequal] == [1, 1]
+
+
+def widened(original: Callable[[Call], object]) -> Callable[[Call], None]:
+    """Average in fp32; rank 1 drops the bits that bf16 does not have, and the others round."""
+
+    def averaged(call: Call) -> None:
+        wide = replace(call, sent=call.sent.float(), received=call.received.float())
+        original(wide)
+        if call.rank == 1:
+            wide.received.view(torch.int32).bitwise_and_(~0xFFFF)
+        call.received.copy_(wide.received)
+
+    return averaged
 
 
 def test_the_identity_holds_and_barriers_hold_everybody() -> None:
