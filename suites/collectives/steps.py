@@ -38,13 +38,23 @@ Round = Sequence[Sequence[str]]  # the two nodes of each pair
 
 @step
 def exact(
-    ctx: Context, *, collective: str, dtype: str, op: str = "sum", elements: list[int], iterations: int
+    ctx: Context,
+    *,
+    collective: str,
+    dtype: str,
+    op: str = "sum",
+    elements: list[int],
+    iterations: int,
+    issue: str = "",
 ) -> dict[str, Any]:
-    """Run `iterations` of each buffer length with a new payload every time, and compare every one of them."""
+    """Run `iterations` of each buffer length with a new payload every time, and compare every one of them.
+
+    `issue`: the form of the call (`ISSUED` in `fixtures.ranks.collectives.calls`), if not the usual.
+    """
     wrong: list[dict[str, Any]] = []
     compared = 0
     for count in elements:
-        work = exchange(ctx, collective, dtype, op, count, fresh=True)
+        work = exchange(ctx, collective, dtype, op, count, fresh=True, issue=issue)
         ctx.progress.phase(f"exact {count} elements")
         for i in range(iterations):
             compared += work.compared(i)

@@ -53,15 +53,31 @@ def sweep(collectives: Iterable[str], weight: float = 1.0) -> list[Case]:
     return [case("collectives.sweep", collective, "fp32", weight=weight) for collective in collectives]
 
 
-def case(step: str, collective: str, dtype: str, op: str = "sum", weight: float = 1.0) -> Case:
+def issued(form: str, *collectives: str) -> list[Case]:
+    """List the cases whose call is of another form (`ISSUED` in `fixtures.ranks.collectives.calls`)."""
+    return [case("collectives.exact", collective, "bf16", issue=form) for collective in collectives]
+
+
+def case(
+    step: str, collective: str, dtype: str, op: str = "sum", *, weight: float = 1.0, issue: str = ""
+) -> Case:
     """Make one case; its words leave out what every case has."""
     swept = step.endswith("sweep")
     words = [collective] if swept else [collective, dtype]
     if collective in REDUCTIONS and op != "sum":
         words.append(op)
     parameters = {"collective": collective, "dtype": dtype, "op": op}
+    if issue:
+        words.append(issue)
+        parameters["issue"] = issue
     selectors: dict[str, str | int] = {"collective": collective, "dtype": dtype}
     return Case(step, tuple(words), parameters, selectors, weight, compared=swept)
+
+
+FORMS = [
+    *issued("async", "all_gather", "reduce_scatter", "all_to_all"),
+    *issued("coalesced", "all_gather", "reduce_scatter"),
+]
 
 
 @over(sweep(DATA, LARGE), INSIDE, NETWORK, ask=requests.bandwidth, judges=TIMED, metrics=BANDWIDTH)
@@ -134,6 +150,12 @@ def test_a_hundred_repeats_stay_exact(check: Check) -> None:
 @over(IDENTITY, INSIDE, NETWORK, ask=requests.exactness, judges=[judging.exactness])
 def test_reduce_scatter_and_all_gather_make_all_reduce(check: Check) -> None:
     """Reduce-scatter followed by all-gather is all-reduce, bit for bit."""
+    check.run()
+
+
+@over(FORMS, INSIDE, NETWORK, ask=requests.exactness, judges=[judging.exactness])
+def test_every_form_of_call_delivers(check: Check) -> None:
+    """What is issued asynchronously, or coalesced, as training does it, is right as well."""
     check.run()
 
 

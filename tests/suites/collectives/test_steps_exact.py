@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from fixtures.ranks.collectives.calls import CALLS, Call
 from fixtures.ranks.exact.dtypes import FORMATS
@@ -18,6 +21,7 @@ from fixtures.ranks.steps import Context, Unsupported
 from fixtures.wire.collectives import AVERAGED, COLLECTIVES, NONFINITE
 from suites.collectives import steps, test_collectives
 from tests.fixtures.ranks.gloo_world import context, run_world
+from tests.teeth.bug import replaced, replacing
 
 ELEMENTS = [1, 17, 4097]
 ITERATIONS = 3
@@ -127,6 +131,62 @@ def widened(original: Callable[[Call], object]) -> Callable[[Call], None]:
         call.received.copy_(wide.received)
 
     return averaged
+
+
+FORMS = [(case.parameters["issue"], case.parameters["collective"]) for case in test_collectives.FORMS]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_form_of_call_is_exact(size: int) -> None:
+    def issued(ctx: Context) -> list[Any]:
+        asked: Any = {"dtype": "bf16", "elements": ELEMENTS, "iterations": ITERATIONS}
+        return [steps.exact(ctx, **asked, collective=name, issue=form) for form, name in FORMS]
+
+    for answers in run_world(size, issued):
+        assert [answer["wrong"] for answer in answers] == [[]] * len(FORMS)
+        assert all(answer["elements"] >= sum(ELEMENTS) * ITERATIONS for answer in answers)
+
+
+@pytest.mark.parametrize("collective", [name for form, name in FORMS if form == "async"])
+def test_zeros_of_calls_that_are_waited_for_later_are_caught(collective: str) -> None:
+    def zeros(original: Callable[..., Any], output: torch.Tensor, *others: Any, **more: Any) -> Any:
+        work = original(output, *others, **more)
+        if not more.get("async_op"):
+            return work
+        return mock.Mock(wait=lambda: (work.wait(), output.zero_()))
+
+    def both(ctx: Context) -> list[list[Any]]:
+        asked: Any = {"collective": collective, "dtype": "bf16", "elements": [257], "iterations": 2}
+        name = "all_to_all_single" if collective == "all_to_all" else f"{collective}_single"
+        with replaced(dist, name, replacing(zeros)) if ctx.rank == 1 else nullcontext():
+            return [steps.exact(ctx, **asked, issue=issue)["wrong"] for issue in ("", "async")]
+
+    healthy, (usual, later) = run_world(2, both)
+    assert healthy == [[], []]
+    assert usual == []
+    assert [(wrong["rank"], wrong["looks_like"]) for wrong in later] == [(1, "zeros")] * 2
+
+
+@pytest.mark.parametrize("collective", [name for form, name in FORMS if form == "coalesced"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_coalesced_call_whose_data_are_lost_is_caught(collective: str, number: int) -> None:
+    @contextmanager
+    def losing(original: Callable[..., Any], *given: Any, **more: Any) -> Iterator[Any]:
+        with original(*given, **more) as issued:
+            yield issued
+            calls = next(iter(c10d._world.pg_coalesce_state.values()))
+            lost = calls[number].dst_tensor
+            assert lost is not None
+            calls[number].dst_tensor = torch.zeros_like(lost)
+
+    def coalesced(ctx: Context) -> list[Any]:
+        asked: Any = {"collective": collective, "dtype": "bf16", "elements": [256], "iterations": 1}
+        with replaced(dist, "_coalescing_manager", replacing(losing)) if ctx.rank == 1 else nullcontext():
+            return list(steps.exact(ctx, **asked, issue="coalesced")["wrong"])
+
+    healthy, [wrong] = run_world(2, coalesced)
+    assert healthy == []
+    assert (wrong["rank"], wrong["first_offset"]) == (1, 128 * number)
 
 
 def test_the_identity_holds_and_barriers_hold_everybody() -> None:
