@@ -230,6 +230,49 @@ def test_a_zeroed_tail() -> None:
     assert (wrong["looks_like"], wrong["first_offset"]) == ("truncated: zeros from element 60 to the end", 60)
 
 
+def beside(at: int) -> Damage:
+    """Overwrite 16 bytes of the memory that an output lies in, from `at` bytes after its end."""
+
+    def damage(output: torch.Tensor, *_: object, **__: object) -> None:
+        end = output.storage_offset() * output.element_size() + output.nbytes
+        whole = torch.tensor([], dtype=torch.uint8).set_(output.untyped_storage())
+        whole[end + at : end + at + 16].zero_()
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("collective", "call"),
+    [
+        ("all_reduce", "all_reduce"),
+        ("all_gather", "all_gather_single"),
+        ("reduce_scatter", "reduce_scatter_single"),
+        ("all_to_all_v", "all_to_all_single"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "uint8"])
+def test_what_is_written_behind_an_output(collective: str, call: str, dtype: str) -> None:
+    healthy, [wrong] = reported(2, collective, dtype, partial(after, call, beside(0), range(1, 2)), on=1)
+    assert healthy == []
+    assert (wrong["rank"], wrong["source_rank"], wrong["iteration"]) == (1, None, 1)
+    assert (wrong["collective"], wrong["looks_like"]) == (
+        f"beside the output of {collective}",
+        "written behind its end",
+    )
+    assert wrong["count"] == 16 // FORMATS[dtype].item_bytes
+    assert (set(wrong["expected"][2:]), set(wrong["found"][2:])) == ({"a", "5"}, {"0"})
+    length = 2 * COUNT if collective == "all_gather" else COUNT
+    assert collective == "all_to_all_v" or wrong["first_offset"] == length
+
+
+def test_what_is_written_before_an_output_of_a_rank_that_receives_nothing() -> None:
+    plant = partial(after, "reduce", beside(-4 * COUNT - 16), range(1))
+    healthy, [wrong] = reported(2, "reduce", "int32", plant, on=1)
+    assert healthy == []
+    assert (wrong["first_offset"], wrong["count"], wrong["iteration"]) == (-4, 4, 0)
+    assert wrong["looks_like"] == "written before its beginning"
+
+
 def test_the_wrong_chunk() -> None:
     def take(output: torch.Tensor, sent: torch.Tensor) -> None:
         output[:COUNT] = sent[COUNT : 2 * COUNT]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from fixtures.ranks.collectives.collectives import Collective
@@ -15,7 +17,7 @@ from fixtures.ranks.study.pattern import Pattern, timed
 from fixtures.wire.collectives import COLLECTIVES
 from suites.collectives import steps
 from tests.fixtures.ranks.gloo_world import run_world
-from tests.teeth.bug import replaced
+from tests.teeth.bug import replaced, replacing
 from tests.teeth.patches.flips import flipped_in_call
 
 
@@ -45,6 +47,29 @@ def flipped_once(ctx: Context, name: str, call: str, number: int) -> list[tuple[
     return [
         (one["collective"], one["iteration"], one["looks_like"], one["source_rank"]) for one in said["wrong"]
     ]
+
+
+def spilled(ctx: Context) -> list[tuple[Any, ...]]:
+    """What this rank says of a sweep in which one iteration in some 30 writes behind rank 1's output."""
+    calls = itertools.count()
+
+    def spilling(original: Callable[..., Any], output: torch.Tensor, *others: Any, **more: Any) -> Any:
+        done = original(output, *others, **more)
+        if next(calls) == 7 and ctx.rank == 1:
+            output.as_strided((2,), (1,), output.storage_offset() + output.numel()).zero_()
+        return done
+
+    with replaced(dist, "all_gather_single", replacing(spilling)):
+        said = steps.sweep(
+            ctx, collective="all_gather", dtype="int64", sizes=[1536], iterations=20, budget_s=0.0, copy=False
+        )
+    return [(one["collective"], one["count"], one["looks_like"]) for one in said["wrong"]]
+
+
+def test_what_is_written_behind_an_output_once_while_it_is_timed_is_found() -> None:
+    first, second, third = run_world(3, spilled)
+    assert first == third == []
+    assert second == [("beside the output of all_gather", 2, "written behind its end")]
 
 
 @pytest.mark.parametrize(
