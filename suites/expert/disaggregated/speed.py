@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fixtures.ranks.groups import Among
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.dealt import SLOTS, Dealt
+from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
 from fixtures.ranks.study.pattern import Pattern, exact
 from suites.expert import issued
@@ -75,7 +75,7 @@ def pattern_speed(
     for edge, size in zip(edges, sizes, strict=True):
         took: dict[str, list[float]] = {}
         for name, way in edge.ways.items():
-            calls = [partial(sent_by, way, slot) for slot in range(SLOTS)]
+            calls = [partial(sent_by, way, slot) for slot in range(len(way.slots))]
             watched = Watched(*((call, call().clone()) for call in calls))
             label = f"{name} {size}"
             took[name] = timed_together(ctx, watched, label, iterations, budget_s / (2 * len(sizes)))

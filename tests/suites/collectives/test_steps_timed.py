@@ -49,6 +49,37 @@ def flipped_once(ctx: Context, name: str, call: str, number: int) -> list[tuple[
     ]
 
 
+def late(away: int) -> Callable[..., Any]:
+    """Give rank 1 what arrived so many exchanges before, as from a buffer that is read too late."""
+    arrived: list[torch.Tensor] = []
+
+    def delivered(original: Callable[..., Any], output: torch.Tensor, *others: Any, **more: Any) -> None:
+        original(output, *others, **more)
+        arrived.append(output.clone())
+        if dist.get_rank() == 1 and len(arrived) > away:
+            output.copy_(arrived[-1 - away])
+
+    return replacing(delivered)
+
+
+def stale(ctx: Context) -> dict[str, set[str]]:
+    """What this rank says of two kinds of exchanges when rank 1 is given earlier data."""
+    found = {}
+    for away in (1, 2, 3, 4, 8):
+        works = Collective(ctx, "all_to_all", "int64", "sum", 24), Dealt(ctx, "dealt", [[3, 9], [9, 3]])
+        for work in works:
+            with replaced(dist, "all_to_all_single", late(away)):
+                said = timed(ctx, Pattern([work]), "late", budget_s=0.0).wrong
+            found[f"{type(work).__name__} {away}"] = {one["looks_like"].split()[0] for one in said}
+    return found
+
+
+def test_what_arrived_in_any_earlier_iteration_is_found() -> None:
+    first, second = run_world(2, stale)
+    assert {key: said for key, said in first.items() if said} == {}
+    assert {key: said for key, said in second.items() if said != {"iteration"}} == {}
+
+
 def spilled(ctx: Context) -> list[tuple[Any, ...]]:
     """What this rank says of a sweep in which one iteration in some 30 writes behind rank 1's output."""
     calls = itertools.count()
