@@ -20,7 +20,7 @@ ACROSS = tuple(name for name in COLLECTIVES if name not in EVERYWHERE)
 OPERATIONS = ("avg", "min", "max", "prod")
 OPERATION_DTYPES = ("fp32", "bf16", "int64")
 NONFINITE_DTYPES = ("fp32", "bf16")
-ROUNDED_DTYPES = ("fp16", "bf16")
+ROUNDED_DTYPES = ("fp32", "fp16", "bf16")
 AVERAGING = ("all_reduce", "reduce_scatter")  # what FSDP and ZeRO average gradients by
 
 LARGE = 8.0  # times as long as a case of a few small messages

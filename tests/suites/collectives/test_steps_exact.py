@@ -105,12 +105,13 @@ def flushing(original: Callable[[Call], object]) -> Callable[[Call], None]:
     return flushed
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("collective", test_collectives.AVERAGING)
-def test_averages_that_are_cut_off_are_caught(collective: str) -> None:
+def test_averages_that_are_cut_off_are_caught(collective: str, dtype: str) -> None:
     """Of equal terms, which `avg` has, nothing can be cut off."""
 
     def averages(ctx: Context) -> list[list[Any]]:
-        asked: Any = {"collective": collective, "dtype": "bf16", "elements": [257], "iterations": 2}
+        asked: Any = {"collective": collective, "dtype": dtype, "elements": [257], "iterations": 2}
         with mock.patch.dict(CALLS, {collective: widened(CALLS[collective])}):
             return [steps.exact(ctx, **asked, op=op)["wrong"] for op in ("avg", AVERAGED)]
 
@@ -118,17 +119,19 @@ def test_averages_that_are_cut_off_are_caught(collective: str) -> None:
     assert healthy == [[], []]
     assert equal == []
     assert [wrong["rank"] for wrong in unequal] == [1, 1]
+    assert dtype in test_collectives.ROUNDED_DTYPES
 
 
 def widened(original: Callable[[Call], object]) -> Callable[[Call], None]:
-    """Average in fp32; rank 1 drops the bits that bf16 does not have, and the others round."""
+    """Average in fp64; rank 1 drops the bits that do not fit, and the others round."""
 
     def averaged(call: Call) -> None:
-        wide = replace(call, sent=call.sent.float(), received=call.received.float())
+        wide = replace(call, sent=call.sent.double(), received=call.received.double())
         original(wide)
-        if call.rank == 1:
-            wide.received.view(torch.int32).bitwise_and_(~0xFFFF)
         call.received.copy_(wide.received)
+        if call.rank == 1:
+            bits = call.received.view(torch.int32 if call.received.element_size() == 4 else torch.int16)
+            bits -= (call.received.abs() > wide.received.abs()).to(bits.dtype)
 
     return averaged
 
