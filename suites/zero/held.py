@@ -141,9 +141,9 @@ def casting(sizes: Sizes, item: int) -> Weighed:
 
 
 def mixed(sizes: Sizes, item: int) -> Weighed:
-    """Stage 1 with masters, Psi in bf16: 2 Psi, and Psi/w times masters (2), Adam (4), first gradients (2).
+    """Stage 1 with masters, Psi in bf16: 2 Psi, and Psi/w times masters (2), AdamW (4), first gradients (2).
 
-    At the peak a block's gradients are widened (2 B) and reduced; or Adam updates, with all gradients reduced
+    At the peak a block's gradients are widened (2 B) and reduced; or AdamW updates, with all of them reduced
     (2 Psi/w), the bf16 ones (Psi) freed, and two fp32 numbers for each element updated at once: one block's
     shard on a CPU, all of them on a GPU. Gradients of micro-batches add up and are reduced in fp32 (2 Psi).
     """

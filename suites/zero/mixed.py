@@ -1,6 +1,6 @@
 """Mixed precision as the ZeRO paper counts it: 2 Psi + 2 Psi + 12 Psi / w bytes for Psi parameters.
 
-Parameters and gradients are bf16 (2 bytes each); a rank updates fp32 masters with Adam (4 + 4 + 4 bytes) of
+Parameters and gradients are bf16 (2 bytes each); a rank updates fp32 masters with AdamW (4 + 4 + 4 bytes) of
 its shard alone. Gradients are widened before they are reduced: a sum in bf16 would round w - 1 times. For the
 same reason those of several micro-batches add up in fp32, which is 4 Psi bytes more (Megatron-Core's
 `main_grad`).
@@ -21,20 +21,20 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.updates import Adam
+from fixtures.ranks.study.updates import AdamW
 from fixtures.wire.held import Weighed
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.held import MIXED
 from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
 
-ADAM_RATE = 1e-3
+ADAM_RATE, DECAY = 1e-3, 0.1
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
 
 
 def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make Adam: two states as large as the parameters."""
-    return torch.optim.Adam(parameters, lr=ADAM_RATE)
+    """Make AdamW: two states as large as the parameters."""
+    return torch.optim.AdamW(parameters, lr=ADAM_RATE, weight_decay=DECAY)
 
 
 class ReducedOnce(Engine, ABC):
@@ -162,7 +162,7 @@ def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
         lambda _: MixedZero1(task),
         MIXED,
         variant,
-        rule=Adam(ADAM_RATE),
+        rule=AdamW(ADAM_RATE, DECAY),
         make_optimizer=adam_of,
     )
 

@@ -159,7 +159,7 @@ def zero_redundancy(ctx: Context, **sizes: int) -> dict[str, Any]:
 
 @step
 def mixed_precision(ctx: Context, *, micro_batches: int, **sizes: int) -> dict[str, Any]:
-    """bf16 parameters and gradients, fp32 masters and Adam on this rank's shard: per parameter 2 + 2 + 12/w
+    """bf16 parameters and gradients, fp32 masters and AdamW on this rank's shard: per parameter 2 + 2 + 12/w
     bytes held, 4 bytes reduce-scattered (in fp32) and 2 all-gathered (arXiv:1910.02054, section 3.1).
     Micro-batches add up in fp32: 4 bytes more held, and the same exchanged once.
     """

@@ -68,7 +68,7 @@ STEPS = [
     small("zero.fsdp_mixed"),
     HYBRID,
     small("zero.zero_redundancy"),
-    # Adam corrects its moments by the number of the step: a count that stops early is wrong in later ones.
+    # AdamW corrects its moments by the number of the step: a count that stops early is wrong in later ones.
     small("zero.mixed_precision", micro_batches=2, steps=5),
     small("zero.recompute", dropout=0.5),
 ]

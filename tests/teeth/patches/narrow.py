@@ -79,6 +79,14 @@ def count_stops(original: Call, self: torch.optim.Optimizer, *args: Any, **kwarg
     original(self, *args, **kwargs)
 
 
+@replacing
+def undecayed(original: Call, self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    """Weight decay is lost, as where masters are put into groups of their own."""
+    for group in self.param_groups:
+        group["weight_decay"] = 0.0
+    original(self, *args, **kwargs)
+
+
 def stale_copies() -> AbstractContextManager[Any]:
     """Where fp32 masters are rounded into a share, those of the step before are."""
     before: dict[int, torch.Tensor] = {}
