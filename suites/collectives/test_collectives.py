@@ -77,6 +77,7 @@ def case(
 FORMS = [
     *issued("async", "all_gather", "reduce_scatter", "all_to_all"),
     *issued("coalesced", "all_gather", "reduce_scatter"),
+    *issued("in_place", "all_gather", "reduce_scatter"),
 ]
 
 
@@ -155,7 +156,7 @@ def test_reduce_scatter_and_all_gather_make_all_reduce(check: Check) -> None:
 
 @over(FORMS, INSIDE, NETWORK, ask=requests.exactness, judges=[judging.exactness])
 def test_every_form_of_call_delivers(check: Check) -> None:
-    """What is issued asynchronously, or coalesced, as training does it, is right as well."""
+    """What is issued asynchronously, coalesced or in place, as training does it, is right as well."""
     check.run()
 
 

@@ -170,6 +170,27 @@ def test_zeros_of_calls_that_are_waited_for_later_are_caught(collective: str) ->
     assert [(wrong["rank"], wrong["looks_like"]) for wrong in later] == [(1, "zeros")] * 2
 
 
+@pytest.mark.parametrize("collective", [name for form, name in FORMS if form == "in_place"])
+def test_a_library_that_is_wrong_within_one_buffer_alone_is_caught(collective: str) -> None:
+    def overwriting(original: Callable[..., Any], output: torch.Tensor, *others: Any, **more: Any) -> Any:
+        done = original(output, *others, **more)
+        if output.untyped_storage().data_ptr() == others[0].untyped_storage().data_ptr():
+            output[-1] = output[0]
+        return done
+
+    def both(ctx: Context) -> list[list[Any]]:
+        asked: Any = {"collective": collective, "dtype": "bf16", "elements": [257], "iterations": 2}
+        with (
+            replaced(dist, f"{collective}_single", replacing(overwriting)) if ctx.rank == 1 else nullcontext()
+        ):
+            return [steps.exact(ctx, **asked, issue=issue)["wrong"] for issue in ("", "in_place")]
+
+    healthy, (usual, within) = run_world(2, both)
+    assert healthy == [[], []]
+    assert usual == []
+    assert [(wrong["rank"], wrong["count"]) for wrong in within] == [(1, 1)] * 2
+
+
 @pytest.mark.parametrize("collective", [name for form, name in FORMS if form == "coalesced"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_coalesced_call_whose_data_are_lost_is_caught(collective: str, number: int) -> None:
