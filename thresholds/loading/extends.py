@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,12 +83,14 @@ class Document:
         word = self.extends or ""
         if "/" in word or word.endswith(".toml"):
             return self.path.parent / word
-        if word not in shipped():
+        path = HERE / f"{word}.toml"
+        if not path.is_file():
             raise Unreadable(unknown_name(word))
-        return shipped()[word]
+        return path
 
 
-def document(data: bytes, path: Path) -> tuple[Document, list[Fault]]:
+@functools.lru_cache(maxsize=128)  # many files extend the same few
+def document(data: bytes, path: Path) -> tuple[Document, Sequence[Fault]]:
     """Read one file as TOML; returns it with its faults."""
     sha256 = hashlib.sha256(data).hexdigest()
     try:
@@ -143,7 +146,7 @@ class Family:
     def __init__(self, data: bytes, path: Path) -> None:
         first, faults = document(data, path)
         self.documents = [first]
-        self.faults: list[Fault] = faults
+        self.faults: list[Fault] = [*faults]
         self.whole = self._gather() and all(one.raw is not None for one in self.documents)
 
     @property

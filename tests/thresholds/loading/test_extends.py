@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import tomllib
 
 from tests.each import each
 from tests.thresholds.files import recognise
@@ -102,6 +104,17 @@ def test_tables_are_merged_key_by_key_and_rows_follow(tmp_path: Path) -> None:
         (("busbw",), 0.8, f"board.toml:{ACROSS}"),
     ]
     assert [path.name for path in hardware.extends] == ["board.toml"]
+
+
+def test_a_file_that_many_extend_is_parsed_once_until_it_changes(tmp_path: Path) -> None:
+    others = [CHILD.replace('"child"', f'"{name}"') for name in ("second", "third")]
+    path = written(tmp_path, second=others[0], third=others[1])
+    with mock.patch("tomllib.loads", wraps=tomllib.loads) as parsed:
+        files = [load(path.with_name(f"{name}.toml")) for name in ("child", "second", "third")]
+        assert parsed.call_count == 4
+        changed = load(written(tmp_path, board=BOARD.replace("450.0", "400.0")))
+    assert parsed.call_count == 5
+    assert [file.line_rate.links["nvlink"] for file in (*files, changed)] == [450.0] * 3 + [400.0]
 
 
 def test_what_stands_nearer_goes_before(tmp_path: Path) -> None:
