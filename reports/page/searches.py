@@ -5,8 +5,10 @@ The data came from the record of a check, which need not be well-formed, so all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from reports import notation
 from reports.record import CheckRecord
@@ -42,30 +44,35 @@ class Searched:
     groups: tuple[tuple[tuple[str, ...], Cell], ...]
 
 
-@dataclass(frozen=True)
-class _Reading:
-    source: str
-    destination: str
-    group: tuple[str, ...]
-    bad: bool
+class _Reading(BaseModel):
+    source: str = Field(alias="from")
+    destination: str = Field(alias="to")
+    group: tuple[str, ...] = ()
+    bad: bool = False
+    sentence: str = ""
+    gigabytes_per_s: float | None = None
+
+
+class _Recorded(BaseModel):
     sentence: str
-    gigabytes_per_s: float | None
+    rounds: PositiveInt
+    readings: tuple[_Reading, ...]
 
 
 def of(check: CheckRecord) -> Searched | None:
     """The search of a check; None when it has none, or one that is malformed."""
-    recorded = check.recorded.get("search")
-    if not isinstance(recorded, Mapping):
+    if "search" not in check.recorded:
         return None
-    sentence, rounds = recorded.get("sentence"), recorded.get("rounds")
-    if not isinstance(sentence, str) or not isinstance(rounds, int) or not rounds:
+    try:
+        found = _Recorded.model_validate(check.recorded["search"])
+    except ValidationError:
         return None
-    readings = _readings(recorded.get("readings"))
-    pairs = [reading for reading in readings if len(reading.group) <= 2]
+    pairs = [reading for reading in found.readings if len(reading.group) <= 2]
     every = _in_order(pairs)
     nodes = every[:MOST_NODES]
     rows = tuple((sender, tuple(_cell(pairs, sender, receiver) for receiver in nodes)) for sender in nodes)
-    return Searched(sentence, rounds, nodes, rows, len(every) - len(nodes), _groups(readings))
+    left_out = len(every) - len(nodes)
+    return Searched(found.sentence, found.rounds, nodes, rows, left_out, _groups(found.readings))
 
 
 def _groups(readings: Sequence[_Reading]) -> tuple[tuple[tuple[str, ...], Cell], ...]:
@@ -73,22 +80,6 @@ def _groups(readings: Sequence[_Reading]) -> tuple[tuple[tuple[str, ...], Cell],
     return tuple(
         (group, _summed([reading for reading in readings if reading.group == group])) for group in groups
     )
-
-
-def _readings(recorded: object) -> list[_Reading]:
-    entries = recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else []
-    return [
-        _Reading(
-            entry["from"],
-            entry["to"],
-            tuple(map(str, group)) if isinstance(group := entry.get("group"), list) else (),
-            entry.get("bad") is True,
-            str(entry.get("sentence", "")),
-            speed if isinstance(speed := entry.get("gigabytes_per_s"), int | float) else None,
-        )
-        for entry in entries
-        if isinstance(entry, Mapping) and all(isinstance(entry.get(end), str) for end in ("from", "to"))
-    ]
 
 
 def _in_order(readings: Sequence[_Reading]) -> tuple[str, ...]:

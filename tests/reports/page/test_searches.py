@@ -79,19 +79,13 @@ def test_many_nodes_are_cut_and_counted() -> None:
         "text",
         {},
         searched(rounds=0),
-        searched(rounds="4"),
+        searched(rounds="often"),
         {"rounds": 4, "readings": []},
+        *(searched(readings=odd) for odd in (None, "text", [1], [{"from": 1, "to": "n2"}], [{"from": "n1"}])),
     ],
 )
 def test_what_is_no_search_has_no_table(search: object) -> None:
     assert found(search) is None
-
-
-@each("readings", [None, "text", [1], [{"from": 1, "to": "n2"}], [{"from": "n1"}]])
-def test_readings_that_are_none_are_left_out(readings: object) -> None:
-    table = found(searched(readings=readings))
-    assert table is not None
-    assert table.rows == ()
 
 
 def test_the_page_shows_the_table(tmp_path: Path) -> None:
