@@ -184,6 +184,13 @@ DATA = (
         *("wrong-sends", 15, "one bit of everything a rank sends", rejected("wrong data")),
         patched(patches.SENDS_WRONG),
     ),
+    Row(
+        *("wrong-in-steps", 15, "one bit of every tenth sum of a rank, in tensor parallel steps alone"),
+        rejected("wrong data"),
+        patched(patches.OFTEN_WRONG),
+        workload="tensor",
+        limit_s=HANGS_S,
+    ),
     _alone(
         *("wrong-products", 14, "one bit of every tenth product"),
         rejected(
