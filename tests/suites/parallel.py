@@ -12,7 +12,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from fixtures.check.judges import claims, corruption, formulas, parallel, patterns, placement
-from fixtures.check.plan import MARK, Entries
+from fixtures.check.plan import INSIDE, MARK, Entries
 from fixtures.check.plan import Case as Planned
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks import timing
@@ -25,9 +25,10 @@ from suites.mesh import test_mesh
 from suites.pipeline import test_pipeline
 from suites.tensor import test_tensor
 from suites.zero import test_zero
-from tests.fixtures.check.answered import answered
+from tests.fixtures.check.answered import aimed, answered, paper
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.suites.nodes import judging
+from tests.thresholds.files import row
 from thresholds.hardware import MODELS, Hardware, Model
 
 Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
@@ -48,23 +49,16 @@ _JUDGES = {
 }
 
 # What two ranks on busy cores keep to, far from what a pattern takes of which every call is 20 ms late.
-PATTERN_ROWS = """
-[[limit]]
-metric = "busbw"
-collective = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
-path = "memory"
-ranks_per_node = 2
-min = 0.1
-source = "tests/suites/parallel.py in this repository"
-date = 2026-11-23
-
-[[limit]]
-metric = "latency"
-path = "memory"
-max = 4000.0
-source = "tests/suites/parallel.py in this repository"
-date = 2026-11-23
-"""
+PATTERN_ROWS = (
+    row(
+        "busbw",
+        "min = 0.1",
+        collective=["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"],
+        path="memory",
+        ranks_per_node=2,
+    ),
+    row("latency", "max = 4000.0", path="memory"),
+)
 
 
 def load(steps: Sequence[str]) -> None:
@@ -154,17 +148,17 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
         sentences = [corruption.sentence_of(entry, measurement.ranks) for entry in wrong]
         return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
     if part == "time":
-        target = judging.target(measurement, judging.hardware({}, PATTERN_ROWS))
+        target = aimed(measurement, paper(*PATTERN_ROWS), INSIDE)
         sent = any("moved" in rank.result for rank in measurement.ranks)
         judges = [patterns.judge] * sent + [formulas.judge] * bool(formulas.rules_of(measurement.step))
         return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
-    target = judging.target(measurement, _without_rows(), holds=_holds(measurement))
+    target = aimed(measurement, _without_rows(), INSIDE, holds=_holds(measurement))
     return _JUDGES[part](answered(measurement, target)).judgements
 
 
 @cache
 def _without_rows() -> Hardware:
-    return judging.hardware({})
+    return paper()
 
 
 def _holds(measurement: Measurement) -> Entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -121,3 +122,10 @@ def faults(text: str | bytes) -> list[str]:
     except HardwareFileError as error:
         return [str(fault) for fault in error.faults]
     return []
+
+
+def row(metric: str | list[str], limit: str, **selectors: object) -> str:
+    """A row for a file: `limit` has all that it allows, such as "min = 9.0"."""
+    words = {"metric": metric, **selectors}  # what JSON says of these, TOML says too
+    lines = [f"{name} = {json.dumps(value)}" for name, value in words.items()]
+    return "\n".join(["\n[[limit]]", *lines, limit, 'source = "a test"', "date = 2026-11-20", ""])

@@ -10,6 +10,7 @@ import pytest
 
 from reports.record import Outcome
 from tests.fixtures.scenario import HARDWARE
+from tests.thresholds.files import row
 from thresholds import derived
 from thresholds.bounds import BoundError, ceiling
 from thresholds.derived import Moved
@@ -18,23 +19,9 @@ from thresholds.loading.load import load, shipped
 from thresholds.lookup import Case, LimitError, absent
 
 MIB = 1 << 20
-ROWS = """
-[[limit]]
-metric = "busbw"
-collective = ["all_reduce", "all_gather"]
-path = "network"
-ranks_per_node = 2
-min = 0.1
-source = "tests/thresholds/test_derived.py in this repository"
-date = 2026-11-20
-
-[[limit]]
-metric = "latency"
-path = "network"
-max = 1000.0
-source = "tests/thresholds/test_derived.py in this repository"
-date = 2026-11-20
-"""
+ROWS = row(
+    "busbw", "min = 0.1", collective=["all_reduce", "all_gather"], path="network", ranks_per_node=2
+) + row("latency", "max = 1000.0", path="network")
 CASE: Case = {"step": "zero.ddp", "path": "network", "nodes": 2, "ranks_per_node": 2}
 # What the patterns of ZeRO, tensor and context parallelism consist of.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")

@@ -21,22 +21,13 @@ from fixtures.ranks.steps import Context
 from reports.record import BlameKind, Outcome
 from suites.collectives import steps
 from suites.collectives.test_collectives import PAIRS
-from tests.fixtures.check.answered import answered
+from tests.fixtures.check.answered import answered, paper
 from tests.fixtures.ranks.gloo_world import replace as plant
 from tests.fixtures.ranks.gloo_world import run_world
-from tests.suites.nodes import judging
+from tests.thresholds.files import row
 
 PEERS = '[peers]\nmargin = 0.05\nsource = "what the test says"\n'
-FLOOR = """
-[[limit]]
-metric = "busbw"
-collective = "bisection"
-nodes = 2
-ranks_per_node = 1
-min = 20.0
-source = "tests/suites/collectives/test_pairs.py in this repository"
-date = 2026-11-23
-"""
+FLOOR = row("busbw", "min = 20.0", collective="bisection", nodes=2, ranks_per_node=1)
 SIZE = 1 << 20
 SIX = {f"n{number}": 24.0 + number / 100 for number in range(6)}
 Said = dict[str, Any]
@@ -87,7 +78,7 @@ def test_what_arrives_wrong_is_of_the_rank_that_sent_it() -> None:
 
 def target(nodes: Mapping[str, float], more: str = PEERS, backend: str = "nccl") -> Target:
     planned = Planned(PAIRS[0], NETWORK, tuple(nodes), "case")
-    return Target(planned, dict.fromkeys(nodes, 1), judging.hardware({}, more), backend, {})
+    return Target(planned, dict.fromkeys(nodes, 1), paper(more), backend, {})
 
 
 def measured(rates: Mapping[str, float], bad_pair: tuple[str, ...] = (), **more: Any) -> Measurement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,11 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.calibrated import calibrated_work
 from reports.record import Judgement, Outcome
 from suites.collectives import steps, test_collectives
+from tests.fixtures.check.answered import file_of
 from tests.fixtures.check.judges.test_judging import target
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.fixtures.scenario import HARDWARE
-from thresholds.loading.load import read
+from tests.thresholds.files import row
 from thresholds.metrics import latency
 
 USUAL_S, SLOW_S = 0.02, 0.04
@@ -54,7 +54,7 @@ def with_a_slow_tenth(ctx: Context, parameters: dict[str, Any]) -> dict[str, Any
 
 
 def judged(iterations: int) -> dict[str, Judgement]:
-    here = target(read(TAILED.encode(), Path("tails.toml")), INSIDE)
+    here = target(file_of(TAILED), INSIDE)
     request = requests.bandwidth(here)
     parameters = {**request.parameters, "sizes": [SIZE], "judged_iterations": iterations}
     results = run_world(2, lambda ctx: with_a_slow_tenth(ctx, parameters))
@@ -80,14 +80,13 @@ def test_too_few_iterations_judge_no_tail() -> None:
 
 @pytest.mark.parametrize("size", [0, 4096])
 def test_a_latency_has_a_tail_where_the_file_says_what_it_keeps_to(size: int) -> None:
-    row = '[[limit]]\nmetric = ["latency", "latency_p99"]\npath = "memory"\nmax = 5000.0\n'
-    text = HARDWARE + row + 'source = "this very test"\ndate = 2026-11-20\n'
-    here = target(read(text.encode(), Path("tails.toml")), INSIDE)
+    ceiling = row(["latency", "latency_p99"], "max = 5000.0", path="memory")
+    here = target(file_of(HARDWARE + ceiling), INSIDE)
     seconds = [0.001] * 98 + [0.02, 0.02]
     points = [{"size_bytes": size, "samples": 100, "taken": {}, "figures": latency(seconds)}]
     found = {one.metric: one.outcome for one in judging.figures(points, [size], ["latency"], here, None)}
     assert found == {"latency": Outcome.PASS, "latency_p99": Outcome.FAIL}
-    without = target(read(HARDWARE.encode(), Path("tails.toml")), INSIDE)
+    without = target(file_of(HARDWARE), INSIDE)
     (only,) = judging.figures(points, [size], ["latency"], without, None)
     assert only.metric == "latency"
 

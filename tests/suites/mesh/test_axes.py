@@ -17,9 +17,8 @@ from suites.mesh import placement, test_mesh
 from suites.mesh.axes import laid_out
 from suites.mesh.issued import Layout, divide
 from suites.zero import test_zero
-from tests.fixtures.check.answered import answered
+from tests.fixtures.check.answered import aimed, answered
 from tests.fixtures.ranks.gloo_world import run_world
-from tests.suites.nodes import judging
 
 TWO, THREE = ("dp", "tp"), ("pp", "dp", "tp")
 
@@ -94,7 +93,7 @@ def faults(ranks: Sequence[RankReport]) -> list[str]:
     """The sentences of what is out of place."""
     nodes = tuple(dict.fromkeys(rank.node for rank in ranks))
     measurement = Measurement("mesh.fsdp_tp", {}, World(nodes), "1", "gloo", tuple(ranks), 0.0)
-    target = judging.target(measurement, judging.hardware({}), holds=test_mesh.STEPS[0].holds)
+    target = aimed(measurement, holds=test_mesh.STEPS[0].holds)
     found = judged.judge(answered(measurement, target)).judgements
     return [one.sentence for one in found if one.outcome is not Outcome.PASS]
 

@@ -20,10 +20,9 @@ from suites.nodes import test_compute
 from suites.nodes.compute import kernels
 from suites.nodes.compute.rounded import ROUNDED, total
 from suites.nodes.compute.whole import WHOLE, to_bf16, to_fp16
-from tests.fixtures.check.answered import answered
+from tests.fixtures.check.answered import aimed, answered
 from tests.fixtures.check.answered import measured as of_ranks
 from tests.fixtures.ranks.gloo_world import context
-from tests.suites.nodes import judging
 from tests.suites.parallel import assert_green
 from tests.teeth.bug import Maker, Patch, planted, replacing
 from tests.teeth.patches import kernels as patches
@@ -236,7 +235,7 @@ def measurement(*said: Any, asked: tuple[str, ...] = ("silu", "rand")) -> Measur
 
 
 def judged(measured: Measurement) -> Any:
-    target = judging.target(measured, judging.hardware({}))
+    target = aimed(measured)
     return device_data.kernels(answered(measured, target))
 
 
