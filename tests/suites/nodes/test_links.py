@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,19 +193,19 @@ def test_a_node_without_accelerators_says_that_it_has_no_links() -> None:
 def test_a_link_is_read_while_the_load_runs() -> None:
     loads: list[None] = []
     wait = "import time; time.sleep(0.3); print('5, 8, 5, 16')"
-    said = pcie._ask([sys.executable, "-c", wait], lambda: loads.append(None))
+    said = pcie._ask([sys.executable, "-c", wait], pcie.parse, lambda: loads.append(None))
     assert (said["generation"], said["width"], said["most_width"]) == (5, 8, 16)
     assert len(loads) > 10
 
 
 def test_a_tool_that_is_missing_makes_the_link_unknown() -> None:
-    said = pcie._ask(["/nowhere/nvidia-smi"], lambda: None)
+    said = pcie._ask(["/nowhere/nvidia-smi"], pcie.parse, lambda: None)
     assert said == {"unknown": "/nowhere/nvidia-smi cannot be run: No such file or directory"}
 
 
 def test_a_tool_that_never_answers_makes_the_link_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pcie, "DEADLINE_S", 0.2)
-    said = pcie._ask([sys.executable, "-c", "import signal; signal.pause()"], lambda: None)
+    said = pcie._ask([sys.executable, "-c", "import signal; signal.pause()"], pcie.parse, lambda: None)
     assert "said nothing" in said["unknown"]
 
 
@@ -214,8 +216,24 @@ def test_what_is_no_link_is_unknown(text: str) -> None:
 
 @given(st.text())
 def test_any_text_is_a_link_or_unknown(text: str) -> None:
-    said = pcie.parse(text)
-    assert "unknown" in said or {"generation", "width"} <= set(said)
+    for said in (pcie.parse(text), pcie.parse_amd(text)):
+        assert "unknown" in said or {"generation", "width"} <= set(said)
+
+
+def test_the_link_of_a_virtual_function_which_the_kernel_does_not_show_is_told_by_amd_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PCI Express Base Specification, SR-IOV: the Link Status of a virtual function is reserved."""
+    numbers = {"pci_domain_id": 0, "pci_bus_id": 0xFD, "pci_device_id": 0}
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**numbers))
+    pcie_now = {"width": 16, "speed": {"value": 32, "unit": "GT/s"}, "replay_count": 0}
+    said = json.dumps({"gpu_data": [{"gpu": 0, "pcie": pcie_now}]})
+    (tmp_path / "amd-smi").write_text(f"#!/bin/sh\n[ $5 = 0000:fd:00.0 ] && echo '{said}'\n")
+    (tmp_path / "amd-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = pcie.under_load(torch.device("cuda", 0), lambda: None, str(tmp_path / "sys"))
+    assert (found.get("generation"), found.get("width")) == (5, 16), found
 
 
 @pytest.mark.parametrize(
