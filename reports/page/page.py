@@ -19,7 +19,6 @@ from reports.notation import fold
 from reports.page import facts, margins, searches, steps
 from reports.page.margins import ACROSS, Margin
 from reports.page.searches import Searched
-from reports.page.steps import Family
 from reports.record import (
     READY,
     CheckRecord,
@@ -137,7 +136,7 @@ class Chapter:
 
     name: str
     suites: tuple[Suite, ...]
-    steps: tuple[Family, ...]
+    steps: steps.Table | None
     counts: Mapping[Outcome, int]
 
     @property
@@ -314,7 +313,7 @@ def _chapters(lines: Sequence[Line]) -> tuple[Chapter, ...]:
         Chapter(
             name=name,
             suites=_suites(same),
-            steps=steps.families(check.record for line in same for check in line.checks),
+            steps=steps.table(check.record for line in same for check in line.checks),
             counts=Counter(check.record.outcome for line in same for check in line.checks),
         )
         for name, same in sorted(groups.items())

@@ -1,7 +1,7 @@
-"""The parallel steps, family by family: each with its limits, the thinnest margin first.
+"""The parallel steps of a family: each with its limits, the thinnest margin first.
 
 A row is a step in a world: everything that the checks of a family with equal parameters in brackets have
-judged. A family is a suite that compares a step with the unsharded model, by its metric "parity".
+judged.
 """
 
 from __future__ import annotations
@@ -44,35 +44,26 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Family:
-    """The steps of a suite: those in trouble first, then by margin, thinnest first."""
+class Table:
+    """The steps of a family: those in trouble first, then by margin, thinnest first."""
 
-    name: str
     metrics: tuple[str, ...]
     steps: tuple[Step, ...]
 
 
-def families(checks: Iterable[CheckRecord]) -> tuple[Family, ...]:
-    """Every family with a measurement."""
-    suites: dict[str, dict[str, list[CheckRecord]]] = {}
+def table(checks: Iterable[CheckRecord]) -> Table | None:
+    """The steps of a family's checks; None where none is compared with the unsharded model."""
+    steps: dict[str, list[CheckRecord]] = {}
     for check in checks:
-        step = check.name.partition("[")[2].rstrip("]")
-        suites.setdefault(check.suite.rpartition(".")[0].rpartition(".")[2], {}).setdefault(step, []).append(
-            check
-        )
-    found = (_family(name, steps) for name, steps in sorted(suites.items()))
-    return tuple(family for family in found if _HELD in family.metrics)
-
-
-def _family(name: str, steps: Mapping[str, Sequence[CheckRecord]]) -> Family:
-    judged = {step: _judged(checks) for step, checks in steps.items()}
+        steps.setdefault(check.name.partition("[")[2].rstrip("]"), []).append(check)
+    judged = {step: _judged(same) for step, same in steps.items()}
     said = dict.fromkeys(metric for metrics in judged.values() for metric in metrics)
+    if _HELD not in said:
+        return None
     metrics = (*(one for one in _FIRST if one in said), *(one for one in said if one not in _FIRST))
-    rows = [_step(step, checks, judged[step], metrics) for step, checks in steps.items()]
+    rows = [_step(step, same, judged[step], metrics) for step, same in steps.items()]
     measured = [row for row in rows if row.outcome is not Outcome.NOT_APPLICABLE]
-    return Family(
-        name, metrics, tuple(sorted(measured, key=lambda row: (GRAVITY.index(row.outcome), -row.used)))
-    )
+    return Table(metrics, tuple(sorted(measured, key=lambda row: (GRAVITY.index(row.outcome), -row.used))))
 
 
 def _step(

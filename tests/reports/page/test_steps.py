@@ -27,6 +27,12 @@ def step(test: str, name: str, *judgements: Judgement, **recorded: Any) -> Check
     return check(where, NODES, outcome, judgements=judgements, recorded=recorded)
 
 
+def table(checks: list[CheckRecord]) -> steps.Table:
+    found = steps.table(checks)
+    assert found is not None
+    return found
+
+
 def test_what_is_in_trouble_comes_first_and_then_the_thinnest_margin() -> None:
     checks = [
         step("parity", "zero1", parity(0.004)),
@@ -34,7 +40,7 @@ def test_what_is_in_trouble_comes_first_and_then_the_thinnest_margin() -> None:
         step("parity", "zero3", parity(0.001)),
         step("traffic", "zero3", held("traffic", 5, "exactly", None, FAIL)),
     ]
-    (family,) = steps.families(checks)
+    family = table(checks)
     assert [one.name for one in family.steps] == ["zero3", "zero2", "zero1"]
     assert [one.outcome for one in family.steps] == [FAIL, PASS, PASS]
 
@@ -52,14 +58,14 @@ def test_what_is_in_trouble_comes_first_and_then_the_thinnest_margin() -> None:
     ],
 )
 def test_a_cell_says_how_much_of_the_limit_is_used(judgement: Judgement, text: str) -> None:
-    (family,) = steps.families([step("parity", "zero1", parity(0.0)), step("x", "zero2", judgement)])
+    family = table([step("parity", "zero1", parity(0.0)), step("x", "zero2", judgement)])
     row = next(one for one in family.steps if one.name == "zero2")
     cell = row.cells[family.metrics.index(judgement.metric)]
     assert (cell.text, cell.outcome) == (text, judgement.outcome)
 
 
 def test_the_worst_of_several_judgements_of_a_metric_is_shown() -> None:
-    (family,) = steps.families([step("parity", "zero1", parity(0.009), parity(0.03), parity(0.001))])
+    family = table([step("parity", "zero1", parity(0.009), parity(0.03), parity(0.001))])
     assert family.steps[0].cells[0].text == "300 %"
 
 
@@ -71,7 +77,7 @@ def test_a_figure_stands_beside_its_formula() -> None:
         "span": 2,
         "expected_span": 1,
     }
-    (family,) = steps.families([step("parity", "gpipe", parity(0.0), figures=figures)])
+    family = table([step("parity", "gpipe", parity(0.0), figures=figures)])
     assert family.steps[0].figures == "bubble 0.31 (formula 0.25, simulated 0.27), span 2 (expected 1)"
 
 
