@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from suites.expert.deepep import Arrived, Engine, combined, dispatched
 from suites.expert.layer import Sharded, route
 from suites.expert.parity import Experts, Layer
 from suites.expert.routing import Shape, counts, tables, uniform, visited
-from suites.expert.speed import Watched, paced
+from suites.expert.speed import TURNS, Watched, paced
 from suites.expert.tokens import stream
 
 _ROWS, _WEIGHTS = 770, 771
@@ -182,14 +183,24 @@ def _numbered(what: str, brought: list[Tensor]) -> Named:
 
 
 def paces(ctx: Context, made: Engine, given: Load, iterations: int, budget_s: float) -> dict[str, Any]:
-    """Time dispatch by a known layout, and combine; an iteration took as long as its slowest rank."""
+    """Time dispatch by a known layout, and combine; an iteration took as long as its slowest rank.
+
+    What goes in turns a column further with each iteration, and so must what comes out.
+    """
     own = given.rows[ctx.rank]
     found = made.dispatch(own, given.weights[ctx.rank], given.chosen[ctx.rank], given.experts)
     right, small = found.rows.clone(), made.again(_small(own), found.handle)
     sums = small_sums(given, ctx.rank)
+    there = [(partial(made.again, own.roll(n, 1), found.handle), right.roll(n, 1)) for n in range(TURNS)]
+    back = [(partial(_home, made, small.roll(n, 1), found.handle), sums.roll(n, 1)) for n in range(TURNS)]
     ways = {
-        "dispatch": (Watched((lambda: made.again(own, found.handle), right)), right.nbytes),
-        "combine": (Watched((lambda: made.combine(small, found.handle)[0], sums)), right.nbytes),
+        "dispatch": (Watched(*there), right.nbytes),
+        "combine": (Watched(*back), right.nbytes),
     }
     timed = paced(ctx, ways, iterations, budget_s)
     return {**timed, "parity": [*arrival(given, found, ctx.rank), *timed["parity"]]}
+
+
+def _home(made: Engine, rows: Tensor, handle: Any) -> Tensor:  # noqa: ANN401 - the engine's own
+    """Combine, without weights."""
+    return made.combine(rows, handle)[0]

@@ -29,6 +29,9 @@ from suites.expert.layer import Group
 from suites.expert.routing import Shape, column, even_tables, scaled, visited
 from suites.expert.tokens import stream
 
+# Payloads that are timed in turn: an odd number, because libraries take two buffers in turn, and what is
+# still there of two calls before must not be right.
+TURNS = 3
 _ROWS = 730
 _FINITE = 0x3FFF  # of a bf16 number's bits
 
@@ -69,15 +72,16 @@ class Traffic(Technique[None]):
         self.back = self.x.new_empty(sum(self.sent), self.hidden)
 
     @cached_property
-    def twin(self) -> Traffic:
-        """The same with other tokens, in the same buffers: they take turns while it is timed."""
-        twin = replace(self, turn=1)
-        twin.arrived, twin.back = self.arrived, self.back
-        return twin
+    def others(self) -> list[Traffic]:
+        """The same with other tokens, in the same buffers: all take turns while it is timed."""
+        others = [replace(self, turn=turn) for turn in range(1, TURNS)]
+        for one in others:
+            one.arrived, one.back = self.arrived, self.back
+        return others
 
     def other(self) -> Traffic:
         """The same with other tokens."""
-        return self.twin
+        return self.others[0]
 
     def right_of(self, rank: int) -> Tensor:
         """Compute any rank's tokens as they must arrive: a finite pattern in every element."""
@@ -144,11 +148,11 @@ class Traffic(Technique[None]):
 
     def timed(self, ctx: Context, iterations: int, budget_s: float, name: str = "") -> dict[str, Any]:
         """Time dispatch and then combine; `ctx` has all ranks that take part in an iteration."""
-        both = self, self.twin
-        for one in both:
+        turns = self, *self.others
+        for one in turns:
             one.work(one.right)
-        there = Watched(*((one.dispatch, one.right) for one in both))
-        back = Watched(*((one.combine, one.x[one.token]) for one in both))
+        there = Watched(*((one.dispatch, one.right) for one in turns))
+        back = Watched(*((one.combine, one.x[one.token]) for one in turns))
         ways = {
             f"dispatch{name}": (there, self.right.nbytes),
             f"combine{name}": (back, self.worked.nbytes),

@@ -34,6 +34,7 @@ from tests.teeth.patches.expert import (
     of_next_block,
     overwrites,
     rounded,
+    rows_again,
     sent,
     stale,
     unasked,
@@ -128,7 +129,7 @@ BUGS = [
         ("a token that does not fit is dropped", DROPPED, "parity"),
         ("a low bit is always flipped", FLIPPED, "wrong parity"),
         ("every exchange is issued twice", TWICE, "traffic"),
-        ("a row is that of the call before", of(EXCHANGE, first_row_behind), "parity"),
+        ("a row is that of two calls before", of(EXCHANGE, first_row_behind(2)), "parity"),
         # two runs have two each; one is sent before the clock starts
         ("a low bit is flipped once while dispatch is timed", flip_number(6), "parity"),
     ),
@@ -151,6 +152,8 @@ BUGS = [
         "expert.deepep",
         ENGINE,
         ("weights are lost", planted(Buffer, "dispatch", unweighed), "parity"),
+        ("rows are those of the call before", planted(Buffer, "dispatch", rows_again(1)), "parity"),
+        ("rows are those of two calls before", planted(Buffer, "dispatch", rows_again(2)), "parity"),
         ("tokens are given to the expert beside", planted(Buffer, "dispatch", neighbours_expert), "parity"),
         (
             "what the last rank sends back is not added",

@@ -138,12 +138,13 @@ def test_timed_exchanges_issue_the_closed_form_in_fake_worlds(ranks: int, kind: 
     assert [line["op"] for line in found[0][1]] == ["all_to_all"]
 
 
+@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("kind", [Traffic, TrafficFp8])
-def test_rows_of_the_iteration_before_are_wrong_while_it_is_timed(kind: type[Traffic]) -> None:
+def test_rows_of_iterations_before_are_wrong_while_it_is_timed(kind: type[Traffic], calls: int) -> None:
     def wrong(ctx: Context) -> list[int]:
         shape = Shape(8, 128, 1, 4 * ctx.size, 2)
         work = kind(ctx, even_traffic(7, ctx.size, shape), shape.hidden)
-        with of("all_to_all_single", first_row_behind)():
+        with of("all_to_all_single", first_row_behind(calls))():
             return [entry["differ"] for entry in work.timed(ctx, 10, 0.1)["parity"]]
 
     assert run_world(2, wrong) == [[1, 1]] * 2

@@ -232,15 +232,34 @@ def unasked(real: Call, logits: torch.Tensor, wanted: torch.Tensor, slots: int, 
     return (shares / shares.sum(dim=1, keepdim=True)).to(dtype), chosen
 
 
-@replacing
-def first_row_behind(real: Call, output: Any, *args: Any, **kwargs: Any) -> Any:
-    """The first row in a buffer that is used again is that of the call before."""
-    done = real(output, *args, **kwargs)
-    if output.dtype in (torch.bfloat16, torch.uint8) and len(output):
-        came = output[:1].clone()
-        output[:1] = getattr(output, "came_before", came)
-        output.came_before = came
-    return done
+def first_row_behind(calls: int) -> Callable[[Call], Call]:
+    """Where calls follow each other, a buffer's first row is that of so many before; it was zeroed then."""
+
+    @replacing
+    def behind(real: Call, output: Any, *args: Any, **kwargs: Any) -> Any:
+        follows = output.dtype in (torch.bfloat16, torch.uint8) and len(output) and not output.any()
+        done = real(output, *args, **kwargs)
+        if follows:
+            came = vars(output).setdefault("came", [])
+            came.append(output[:1].clone())
+            output[:1] = came[-1 - calls if len(came) > calls else -1]
+        return done
+
+    return behind
+
+
+def rows_again(calls: int) -> Callable[[Call], Call]:
+    """Where dispatches of one layout follow each other, rows are those of so many calls before."""
+
+    @replacing
+    def behind(real: Call, self: Buffer, x: torch.Tensor, handle: Any = None, **kwargs: Any) -> Any:
+        rows, *rest = real(self, x, handle, **kwargs)
+        came = vars(self).setdefault("came", [])
+        before = [one for of, one in came if of is handle]
+        came.append((handle, rows.clone()))
+        return before[-calls].clone() if handle is not None and len(before) > calls else rows, *rest
+
+    return behind
 
 
 @replacing
