@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -255,4 +256,5 @@ def _say(stream: TextIO, text: str, status: int = 0) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a list without a word
     sys.exit(main())

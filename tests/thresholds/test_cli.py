@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.each import each
+from tests.house.tree import ROOT
 from tests.thresholds.calibrate.journals import Script, write_runs
 from tests.thresholds.files import FIRST, GOOD
 from thresholds.__main__ import main
@@ -27,6 +32,20 @@ def test_lint_of_all_shipped_files(capsys: Capture) -> None:
     assert main(["lint"]) == 0
     out, err = capsys.readouterr()
     assert (err, out.count(": good (")) == ("", len(shipped()))
+
+
+def test_a_reader_that_goes_ends_it_without_a_word() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [sys.executable, "-m", "thresholds", "lint", "lab-200mbit"],
+        cwd=ROOT,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_lint_names_every_fault_of_every_file(tmp_path: Path, small: str, capsys: Capture) -> None:
