@@ -179,7 +179,7 @@ def _self_checks(records: Sequence[Record], audit: Audit) -> dict[tuple[str, ...
 
 
 def _distrust(why: str) -> str:
-    return f"the self-check failed: {why}; no verdict of this run can be trusted" if why else ""
+    return f"the self-check did not pass: {why}; no verdict of this run can be trusted" if why else ""
 
 
 def _planned(records: Sequence[Record]) -> list[PlannedCheck]:

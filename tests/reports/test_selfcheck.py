@@ -55,16 +55,21 @@ OTHER = ended(Outcome.FAIL, id=f"{SELF.id}2", name="test_two")
         (with_self_check(SELF), "ur", 1, ""),
         (journal_of(MET, *green_checks()), "au", 2, f"gpu02: {SELF.name}: the data of rank 1 on gpu02 are"),
         (journal_of(MET, *green_checks(), head=SOME), "uu", 1, "a selection accepts nobody"),
-        (with_self_check(ended(Outcome.FAIL)), "uu", 2, f"gpu02: the self-check failed: {SELF.name}: it saw"),
-        (with_self_check(ended(Outcome.UNCHECKED)), "uu", 2, "gpu02: the self-check failed: "),
-        (with_self_check(ended(Outcome.NOT_APPLICABLE)), "uu", 2, "gpu02: the self-check failed: "),
+        (
+            with_self_check(ended(Outcome.FAIL)),
+            "uu",
+            2,
+            f"gpu02: the self-check did not pass: {SELF.name}: it saw",
+        ),
+        (with_self_check(ended(Outcome.UNCHECKED)), "uu", 2, "gpu02: the self-check did not pass: "),
+        (with_self_check(ended(Outcome.NOT_APPLICABLE)), "uu", 2, "gpu02: the self-check did not pass: "),
         ([one for one in green() if one != SELF], "uu", 2, f"{SELF.name} has not reported"),
-        (unplanned(), "uu", 2, "the self-check failed: it was not planned"),
+        (unplanned(), "uu", 2, "the self-check did not pass: it was not planned"),
         (
             journal_of(SELF, OTHER, *green_checks()),
             "uu",
             2,
-            "the self-check failed: test_two: it saw nothing",
+            "the self-check did not pass: test_two: it saw nothing",
         ),
         ([*green()[:-1], SELF, green()[-1]], "uu", 2, "reported 2 times"),
         (with_self_check(replace(SELF, judgements=())), "uu", 2, "passed but recorded nothing"),
@@ -79,7 +84,7 @@ def test_without_a_good_self_check_nobody_is_accepted_or_rejected(
 
 def test_the_run_itself_says_that_its_self_check_failed() -> None:
     verdict = decide(with_self_check(ended(Outcome.FAIL)))
-    assert verdict.refusals[0].startswith(f"the self-check failed: {SELF.name}: it saw nothing")
+    assert verdict.refusals[0].startswith(f"the self-check did not pass: {SELF.name}: it saw nothing")
     assert {node.reason for node in verdict.nodes} == {verdict.refusals[0]}
 
 
