@@ -136,7 +136,7 @@ class Chapter:
 
     name: str
     suites: tuple[Suite, ...]
-    steps: steps.Table | None
+    table: steps.Table | None
     counts: Mapping[Outcome, int]
 
     @property
@@ -313,7 +313,7 @@ def _chapters(lines: Sequence[Line]) -> tuple[Chapter, ...]:
         Chapter(
             name=name,
             suites=_suites(same),
-            steps=steps.table(check.record for line in same for check in line.checks),
+            table=steps.table(check.record for line in same for check in line.checks),
             counts=Counter(check.record.outcome for line in same for check in line.checks),
         )
         for name, same in sorted(groups.items())

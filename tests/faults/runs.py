@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fixtures.blame.selfcheck.site import ENVIRONMENT
+from fixtures.cluster.job import WITHOUT_GPUS
 from fixtures.node.processes import wait_until
 from tests.lab import Lab
 
@@ -116,7 +116,7 @@ class Running:
 def _starts_cases(line: str) -> bool:
     """Whether a journal line is complete and records a job that judges nodes, and not the self-check's."""
     record: dict[str, Any] = json.loads(line) if line.endswith("\n") else {"type": "cut"}
-    return record["type"] == "job" and not ENVIRONMENT.items() <= record["environment"].items()
+    return record["type"] == "job" and not WITHOUT_GPUS.items() <= record["environment"].items()
 
 
 def accept(lab: Lab, report: Path, *arguments: str, timeout_s: float = 600.0) -> Finished:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.blame.selfcheck.site import ENVIRONMENT
+from fixtures.cluster.job import WITHOUT_GPUS
 from tests.faults.runs import Finished, accept, clean
 from tests.fixtures.node.inventory.h100_node import write_node
 from tests.lab import Lab
@@ -66,4 +66,4 @@ def test_lab_nodes_as_they_are_have_a_host_versions_and_a_network(tmp_path: Path
     records = map(json.loads, (done.report / "results.jsonl").read_text().splitlines())
     jobs = [record for record in records if record["type"] == "job"]
     # the inventory needs no rank: the only jobs are those of the self-check
-    assert all(ENVIRONMENT.items() <= job["environment"].items() for job in jobs)
+    assert all(WITHOUT_GPUS.items() <= job["environment"].items() for job in jobs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from unittest import mock
 
-from fixtures.blame.selfcheck.site import ENVIRONMENT
 from fixtures.cluster.cluster import Cluster, Settings
 from fixtures.cluster.contact import THIS_MACHINE
+from fixtures.cluster.job import WITHOUT_GPUS
 from fixtures.cluster.measurement import Answer, CaseRequest, Measurement, Unchecked, World
 from fixtures.transport import bundle
 from reports.record import JobRecord
@@ -40,7 +40,7 @@ def behind(ctx: Context, *, seconds: float) -> dict:
 
 def hang(here: Here) -> str:
     """A collective that does not complete is told as a hang, and the card is free for the next job."""
-    hidden = ENVIRONMENT if here.asked == "cpu" else {}
+    hidden = WITHOUT_GPUS if here.asked == "cpu" else {}
     if not hidden:
         here.keep(device=here.device)
     files = {**bundle.files(), "suites/stuck/__init__.py": "", "suites/stuck/steps.py": STEP}

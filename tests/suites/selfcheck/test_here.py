@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.blame.selfcheck.site import ENVIRONMENT
+from fixtures.cluster.job import WITHOUT_GPUS
 from tests.house.tree import ROOT
 
 MOST_S = 8.0
@@ -56,9 +56,9 @@ def test_every_planted_fault_is_found_and_named_and_judges_no_node(here: Path) -
     assert set(ran.outcomes("selfcheck").values()) == {"pass"}
     assert [record["blame"] for record in ran.of("check") if record["blame"]] == []
     own, real = {job["id"]: job for job in ran.of("job")}.values()
-    assert ENVIRONMENT.items() <= own["environment"].items()
+    assert WITHOUT_GPUS.items() <= own["environment"].items()
     assert len(own["ranks"]) == 2
-    assert not ENVIRONMENT.items() <= real["environment"].items()
+    assert not WITHOUT_GPUS.items() <= real["environment"].items()
     [hang] = [one for one in ran.of("check") if "hang" in one["name"]]
     said = hang["recorded"]["planted"][-1]
     assert "rank 1 on localhost (cpu) did not arrive" in said["reason"]
