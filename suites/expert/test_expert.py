@@ -9,7 +9,8 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, Timed, at_size, case_of
+from suites.expert.disaggregated import figures
 from suites.expert.held import bytes_held
 from suites.expert.issued import together
 from thresholds.hardware import Model
@@ -132,7 +133,14 @@ DIVIDED = [
 
 def apart(micro_batches: int) -> Entries:
     """Give the entries of an attention rank; an expert rank has more."""
-    return held(parity=2 + micro_batches, repeat=3 + 7 * micro_batches, traffic=6, left=3, delivered=3)
+    return held(
+        parity=2 + micro_batches,
+        repeat=3 + 7 * micro_batches,
+        traffic=6,
+        left=3,
+        delivered=3,
+        timed=Timed(figures.read, figures.figures),
+    )
 
 
 PING_PONG = [

@@ -57,7 +57,7 @@ def issued(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_gpu:
     each = asked["rows"] * asked["width"]
     return [
         {(GROUP, dtype): over_edges(name, shape, place, each * item) for dtype, item in _items(asked).items()}
-        for shape, place in _places(name, asked, size)
+        for shape, place in places(name, asked, size)
     ]
 
 
@@ -65,7 +65,7 @@ def _items(asked: Mapping[str, Any]) -> dict[str, int]:
     return {"": TRAINED_BYTES} if asked.get("at_size") else STUDIED_BYTES
 
 
-def _places(name: str, asked: Mapping[str, Any], size: int) -> list[tuple[Shape, int]]:
+def places(name: str, asked: Mapping[str, Any], size: int) -> list[tuple[Shape, int]]:
     """Each rank's pipeline and its place there: of n pipelines, rank r has place r // n in pipeline r % n."""
     shape = shape_of(name, size, asked["per_rank"], asked["most"])
     return [(shape, rank // (size // shape.ranks)) for rank in range(size)]
@@ -106,5 +106,5 @@ def bytes_held(step: str, asked: Mapping[str, Any], per_node: Sequence[int], on_
     name, given = step.partition(".")[2], {key: asked[key] for key in ("width", "rows")}
     return [
         {("", dtype): holds(name, shape, place, **given, item=item) for dtype, item in _items(asked).items()}
-        for shape, place in _places(name, asked, sum(per_node))
+        for shape, place in places(name, asked, sum(per_node))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -145,3 +146,22 @@ class Recorder:
         key = kind, stage, micro_batch
         for buffer in self._expected.pop(key, ()):
             self.received[key] = buffer.detach().clone()
+
+
+def typical(rounds: Sequence[Sequence[Span]]) -> list[Span]:
+    """Make one round of many: every wait and every operation is as long as the median of its repeats.
+
+    So a transfer that is late once is an outlier of one wait, and not of the whole round that it delays: on a
+    busy host every round has some late transfer, and even the median of whole rounds is late.
+    """
+    found: list[Span] = []
+    free_s = 0.0
+    before_s = [0.0] * len(rounds)
+    for same in zip(*rounds, strict=True):
+        begin_s = free_s + statistics.median(
+            span.begin_s - end_s for span, end_s in zip(same, before_s, strict=True)
+        )
+        free_s = begin_s + statistics.median(span.end_s - span.begin_s for span in same)
+        before_s = [span.end_s for span in same]
+        found.append(Span(same[0].op, begin_s, free_s))
+    return found

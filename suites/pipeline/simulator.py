@@ -6,7 +6,7 @@ needs I(s, i). The bubble is over ideal time: makespan / (busy time of the busie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from suites.pipeline.schedules import BACKWARD, FORWARD, INPUT, PLANS, WEIGHT, Op, Shape
@@ -51,7 +51,7 @@ def simulate(schedule: str, shape: Shape, duration: Duration = equal_units) -> l
     return spans
 
 
-def bubble(spans: list[list[Span]]) -> float:
+def bubble(spans: Sequence[Sequence[Span]]) -> float:
     """Makespan over the busy time of the busiest rank, minus 1."""
     busy_s = max(sum(span.end_s - span.begin_s for span in rank) for rank in spans)
     return max(rank[-1].end_s for rank in spans) / busy_s - 1

@@ -34,10 +34,13 @@ from fixtures.ranks.study.driver import (
     study,
 )
 from fixtures.ranks.study.fitting import fit
+from fixtures.ranks.study.overlap import timed_rounds
 from fixtures.wire.held import PEAK
-from suites.pipeline import bubble
+from suites.pipeline.figures import given
 from suites.pipeline.issued import GROUP, HIDDEN, holds, over_edges, shape_of
+from suites.pipeline.recorder import typical
 from suites.pipeline.schedules import PLANS, Shape, differing
+from suites.pipeline.simulator import Span
 from suites.pipeline.stages import (
     ACTIVATION,
     GRADIENT,
@@ -214,11 +217,11 @@ def run(
             return technique.ordered(at_size(own, technique))
         found = study(own, technique)
         ctx.progress.phase("bubble")
-        figures, spans, rounds = bubble.measure(found.runs[EXACT].kept, schedule, busy_ms / 1e3, repeats)
+        rounds = _paced_rounds(found.runs[EXACT].kept, busy_ms / 1e3, repeats)
+    spans = typical(rounds)
     return {
         **technique.ordered(answer(found)),
-        "figures": figures,
-        "samples": rounds,
+        "samples": len(rounds),
         "schedule": {
             "pipeline": min(among.ranks),
             "place": own.rank,
@@ -226,6 +229,14 @@ def run(
             "operations": [[*span.op, round(span.begin_s, 6), round(span.end_s, 6)] for span in spans],
         },
     }
+
+
+def _paced_rounds(pipeline: Pipeline, busy_s: float, repeats: int) -> list[list[Span]]:
+    """What this rank did when, in each round with stages of known length."""
+    rounds: list[list[Span]] = []
+    with pipeline.recorder.paced(given(pipeline.shape, busy_s)):
+        timed_rounds(pipeline.ctx, [pipeline.step], repeats, lambda: rounds.append(pipeline.recorder.spans))
+    return rounds
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, judging, parallel, patterns
-from fixtures.check.plan import INSIDE, NETWORK, Entries, at_size, case_of
+from fixtures.check.plan import INSIDE, NETWORK, Entries, Timed, at_size, case_of
+from suites.pipeline import figures
 from suites.pipeline.issued import bytes_held, issued
 from thresholds.hardware import Model
 
@@ -29,10 +30,11 @@ held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 
 
 # A rank with one stage, one with two, and one whose second stage is the last or whose first is the first.
+small = partial(held, memory=8, peaks=2, left=2, delivered=4, timed=Timed(figures.read, figures.figures))
 ONE, TWO, ENDS = (
-    held(parity=18, repeat=8, traffic=4, memory=8, peaks=2, left=2, delivered=4),
-    held(parity=38, repeat=18, traffic=4, memory=8, peaks=2, left=2, delivered=4),
-    held(parity=34, repeat=16, traffic=4, memory=8, peaks=2, left=2, delivered=4),
+    small(parity=18, repeat=8, traffic=4),
+    small(parity=38, repeat=18, traffic=4),
+    small(parity=34, repeat=16, traffic=4),
 )
 LARGE_ONE, LARGE_TWO, LARGE_ENDS = (
     held(parity=5, repeat=4, traffic=2, memory=4),
@@ -50,8 +52,8 @@ STEPS = {
 # Rounds of as many micro-batches as there are ranks: a schedule that counts them has a third.
 ROUNDS = {"pipeline.interleaved": 3}
 SCHEDULES = [
-    case_of(step, **{**SIZE, "per_rank": ROUNDS.get(step, 2)}, weight=8.0, holds=small)
-    for step, (small, _) in STEPS.items()
+    case_of(step, **{**SIZE, "per_rank": ROUNDS.get(step, 2)}, weight=8.0, holds=holds)
+    for step, (holds, _) in STEPS.items()
 ]
 
 

@@ -8,9 +8,11 @@ SENT = ("fixtures.wire", "fixtures.node", "fixtures.ranks")
 CHECKING = ("fixtures.wire", "fixtures.transport", "fixtures.cluster", "fixtures.check")
 READ = ("thresholds", *RECORDS)
 _FAMILIES = ("context", "expert", "mesh", "mesh.moe", "pipeline", "tensor", "zero")
+_ORDERS = ("suites.pipeline.schedules",)
 ISSUED = (
     *(f"suites.{family}.issued" for family in _FAMILIES),
     *(f"suites.{family}.held" for family in ("expert", "mesh.moe", "zero")),
+    *(f"suites.{family}.figures" for family in ("pipeline", "expert.disaggregated")),
     "suites.nodes.amounts",
 )
 SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib", "pydantic", "pydantic_core")
@@ -55,14 +57,15 @@ ROOMS = (
     ),
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
     Room("suites/pipeline/schedules.py", (), (), "sent, and read by the controller: pure orders"),
+    Room("suites/pipeline/simulator.py", _ORDERS, (), "sent, and read by the controller: orders in time"),
     *(
         Room(
             f"suites/**/{name}.py",
-            ("fixtures.wire", "suites.pipeline.schedules", *ISSUED),
+            ("fixtures.wire", *_ORDERS, "suites.pipeline.simulator", *ISSUED),
             (),
             "sent, and read by the controller: what both compute of a step, of parameters and world alone",
         )
-        for name in ("issued", "held", "amounts")
+        for name in ("issued", "held", "figures", "amounts")
     ),
     Room(
         "suites/**/test_*.py",

@@ -35,7 +35,8 @@ Case = tuple[str, Mapping[str, Any]]  # a step and its parameters
 PLANS = (test_zero, test_tensor, test_context, test_pipeline, test_expert, test_mesh)
 PARTS = ("parity", "repeat", "traffic", "memory", "placement", "figures", "wrong", *judging.PARTS)
 # How often figures were measured, who did what when, each edge; what a device is; how much was compared.
-_BESIDE = ("samples", "moved", "schedule", "edges", "kind", "load", "iterations", "elements")
+_BESIDE = ("samples", "moved", "edges", "kind", "load", "iterations", "elements")
+COMPUTED = {"schedule": "figures", "paced": "figures"}  # of which the controller makes another part
 NODE = "here"
 FEW = 2  # samples of a pattern, of which a run takes ITERATIONS
 # What torch has for GPUs alone is run by what stands in for its kernels.
@@ -109,13 +110,21 @@ def red(
     where it was `timed`. `nodes` are those of the ranks, if they are not all on one.
     """
     measurement = replace(_measurement(step, results, parameters or {}, nodes), backend=backend)
-    there = sorted({part for result in results for part in result})
+    there = sorted({COMPUTED.get(part, part) for result in results for part in result})
     if unknown := set(there) - {*PARTS, *_BESIDE}:
         return {"error": f"{step} says {sorted(unknown)}, which nobody judges"}
     found = {part: _fault(measurement, part) for part in there if part in PARTS}
     if timed:
         found["time"] = _fault(measurement, "time")
     return {part: sentence for part, sentence in found.items() if sentence}
+
+
+def computed(
+    step: str, parameters: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Give the figures that the controller computes of what ranks timed."""
+    measurement = _measurement(step, results, parameters)
+    return parallel.figures(measurement, aimed(measurement, _without_rows(), holds=_holds(measurement)))
 
 
 def _measurement(
@@ -141,14 +150,14 @@ def _judge(measurement: Measurement, part: str) -> Sequence[Judgement]:
     if part in judging.PARTS:
         return judging.judge(measurement, part).judgements
     if part == "figures":
-        parallel.figures(measurement)
+        computed(measurement.step, measurement.parameters, [rank.result for rank in measurement.ranks])
         return ()
     if part == "wrong":
         wrong = corruption.found(measurement.ranks)
         sentences = [corruption.sentence_of(entry, measurement.ranks) for entry in wrong]
         return [Judgement(corruption.METRIC, Outcome.FAIL, sentence) for sentence in sentences]
     if part == "time":
-        target = aimed(measurement, paper(*PATTERN_ROWS), INSIDE)
+        target = aimed(measurement, paper(*PATTERN_ROWS), INSIDE, holds=_holds(measurement))
         sent = any("moved" in rank.result for rank in measurement.ranks)
         judges = [patterns.judge] * sent + [formulas.judge] * bool(formulas.rules_of(measurement.step))
         return [one for judge in judges for one in judge(answered(measurement, target)).judgements]
@@ -168,7 +177,7 @@ def _holds(measurement: Measurement) -> Entries:
     if found is not None or not asked:
         return found or Entries()
     holds = next((case.holds for case in _cases() if case.step == step and case.holds), Entries())
-    return Entries(issued=holds.issued, together=holds.together, held=holds.held, axes=holds.axes)
+    return Entries(**{name: getattr(holds, name) for name in ("issued", "together", "held", "axes", "timed")})
 
 
 def _planned(step: str, parameters: Mapping[str, Any], size: int) -> Entries | None:
@@ -261,7 +270,8 @@ def assert_green(
     found = run_steps(size, cases)
     faults = []
     for (step, parameters), results in zip(cases, found, strict=True):
-        missing = {part: "is missing" for part in parts if part not in results[0]}
+        there = {COMPUTED.get(part, part) for part in results[0]}
+        missing = {part: "is missing" for part in parts if part not in there}
         faults += [
             f"{step} {dict(parameters)} on {size} ranks: {part}: {sentence}"
             for part, sentence in {

@@ -108,24 +108,3 @@ def problem(
         for line in numbers
     ]
     return Problem(shape, blocks, batches, wanted, dtype)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Mean seconds of an attention stage, of an expert stage, and of a transfer."""
-
-    attention_s: float
-    expert_s: float
-    transfer_s: float
-
-    def span_s(self, layers: int, micro_batches: int) -> float:
-        """A pass of L layers and m micro-batches: (Ta + Te + 2 Tc) + Tf (m L - 1), Tf = max(Ta, Te).
-
-        That is MegaScale-Infer (arXiv:2504.02263), which asks for m Tf >= Ta + Te + 2 Tc. With fewer
-        micro-batches a layer lasts as long as one round trip: (Ta + Te + 2 Tc) L + Tf (m - 1).
-        """
-        trip_s = self.attention_s + self.expert_s + 2 * self.transfer_s
-        slower_s = max(self.attention_s, self.expert_s)
-        if micro_batches * slower_s >= trip_s:
-            return trip_s + slower_s * (micro_batches * layers - 1)
-        return trip_s * layers + slower_s * (micro_batches - 1)

@@ -1,4 +1,4 @@
-"""How busy both sides were, and how fast the M-to-N pattern is compared with an equal all_to_all."""
+"""How fast the M-to-N pattern is compared with an equal all_to_all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fixtures.ranks.groups import Among
@@ -18,48 +17,11 @@ from fixtures.ranks.study.dealt import Dealt
 from fixtures.ranks.study.driver import Entries, Form, Left, Run, Seen, Technique, answer, study
 from fixtures.ranks.study.pattern import Pattern, exact
 from suites.expert import issued
-from suites.expert.disaggregated.model import Pace
-from suites.expert.disaggregated.passes import Log, Sides
+from suites.expert.disaggregated.passes import Sides
 from suites.expert.issued import WORD_BYTES
 from suites.expert.speed import Watched, timed_together
 
 _FANNED = "m_to_n"  # what the controller derives a limit for (thresholds/derived.py)
-
-
-def pace_figures(
-    ctx: Context, roles: Sides, alone: Log, log: Log, *, layers: int, micro_batches: int
-) -> dict[str, float]:
-    """Utilisation of both sides and span of the pass, measured and by the formula.
-
-    The gain in utilisation of m micro-batches over one is m times the span of one over the span of all.
-
-    The transfer time is what a pass of one micro-batch takes beyond its stages: (span / L - Ta - Te) / 2.
-    """
-    own = [alone.span_s, statistics.fmean(alone.stages), log.span_s, statistics.fmean(log.stages)]
-    table = torch.zeros(ctx.size, len(own), dtype=torch.float64, device=ctx.device)
-    table[ctx.rank] = torch.tensor(own, dtype=torch.float64)
-    dist.all_reduce(table)
-    spans, stages = table[:, 0].max(), table[:, 1]
-    attention, experts = slice(0, len(roles.attention)), slice(len(roles.attention), None)
-    trip_s = float(spans) / layers
-    transfer_s = max(trip_s - float(stages[attention].max()) - float(stages[experts].max()), 0.0) / 2
-    pace = Pace(float(table[attention, 3].max()), float(table[experts, 3].max()), transfer_s)
-    span_s, expected_s = float(table[:, 2].max()), pace.span_s(layers, micro_batches)
-    alone_s = micro_batches * float(spans)
-    work = layers * micro_batches
-    sides = [work * float(table[side, 3].mean()) / span_s for side in (attention, experts)]
-    return {
-        "utilisation": min(sides),
-        "gain": alone_s / span_s,
-        "expected_gain": alone_s / expected_s,
-        "attention_utilisation": sides[0],
-        "expert_utilisation": sides[1],
-        "expected_attention_utilisation": work * pace.attention_s / expected_s,
-        "expected_expert_utilisation": work * pace.expert_s / expected_s,
-        "span_ms": span_s * 1e3,
-        "expected_span_ms": expected_s * 1e3,
-        "transfer_ms": transfer_s * 1e3,
-    }
 
 
 def pattern_speed(

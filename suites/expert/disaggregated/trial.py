@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,6 @@ from fixtures.ranks.study.pattern import Corruptions, Pattern, timed
 from fixtures.ranks.study.traffic import Expected
 from suites.expert.disaggregated.model import Problem
 from suites.expert.disaggregated.passes import Log, Pace, Sides, run_pass, sides, typical
-from suites.expert.disaggregated.speed import pace_figures
 from suites.expert.issued import apart
 from suites.expert.routing import counts, scaled, top_k, transposed
 
@@ -66,11 +66,9 @@ def disaggregated_trial(ctx: Context, attention: int, draw: Draw, stage_s: float
         for number, end in enumerate(ended)
         for what in right
     ]
-    layers, micro_batches = made.depth, len(made.batches[0])
-    pace = pace_figures(
-        ctx, roles, typical(alone), typical(all_paced), layers=layers, micro_batches=micro_batches
-    )
-    return {**told, "figures": pace, "wrong": wrong}
+    passes = typical(alone), typical(all_paced)
+    paced_s = [seconds for log in passes for seconds in (log.span_s, statistics.fmean(log.stages))]
+    return {**told, "paced": paced_s, "wrong": wrong}
 
 
 class Apart(Technique[Log]):

@@ -14,6 +14,7 @@ from fixtures.ranks.study import overlap
 from fixtures.ranks.study.calibrated import Work, calibrated_work
 from fixtures.ranks.study.driver import EXACT
 from fixtures.ranks.study.overlap import timed_rounds
+from suites.expert.disaggregated import figures
 from suites.expert.disaggregated.model import problem
 from suites.expert.disaggregated.passes import (
     Log,
@@ -28,7 +29,7 @@ from suites.expert.disaggregated.trial import batch_rows, expected_traffic
 from suites.expert.issued import attention_ranks
 from suites.expert.routing import Shape
 from tests.fixtures.ranks.gloo_world import context, replace, run_world
-from tests.suites.parallel import assert_green, load
+from tests.suites.parallel import assert_green, computed, load
 from tests.teeth.expert import APART, PATTERN
 
 SHARES = {4: ((1, 3), (3, 1)), 6: ((1, 2),)}
@@ -99,11 +100,29 @@ def test_every_message_of_uneven_sides_has_two_ends(attention: int, experts: int
 def test_both_sides_are_as_busy_as_the_formula_says() -> None:
     paced = {**APART, "layers": 6, "stage_ms": 40.0}
     cases = [("expert.m2n", {**paced, "micro_batches": count}) for count in (1, 2, 3)]
-    figures = [results[0]["figures"] for results in assert_green(2, cases)]
-    for one in figures:
+    found = assert_green(2, cases)
+    measured = [computed(*case, results) for case, results in zip(cases, found, strict=True)]
+    for one in measured:
         for side in ("attention", "expert"):
             assert one[f"{side}_utilisation"] == pytest.approx(one[f"expected_{side}_utilisation"], abs=0.1)
-    assert figures[0]["utilisation"] < 0.6 < figures[1]["utilisation"] < figures[2]["utilisation"]
+    assert measured[0]["utilisation"] < 0.6 < measured[1]["utilisation"] < measured[2]["utilisation"]
+
+
+def test_the_controller_makes_the_figures_of_what_all_ranks_timed() -> None:
+    """Two layers, stages of 10 ms and 20 ms, transfers of 5 ms; the pass of two took 100 ms, not 90."""
+    told = [(0.08, 0.01, 0.1, 0.01), (0.079, 0.02, 0.099, 0.02)]
+    asked = {"layers": 2, "micro_batches": 2}
+    found = figures.figures("expert.m2n", asked, [figures.read({"paced": one}) for one in told])
+    assert found["expected_span_ms"] == pytest.approx(10 + 20 + 2 * 5 + 20 * 3)
+    assert found["span_ms"] == pytest.approx(100.0)
+    assert found["gain"] == pytest.approx(1.6)
+    assert found["utilisation"] == found["attention_utilisation"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("paced", [(1.0, 1.0, 1.0), (1.0, 1.0, 0.0, 1.0), (1.0, "1", 1.0, 1.0), None])
+def test_seconds_that_are_none_are_not_believed(paced: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        figures.read({"paced": paced})
 
 
 def waited_for(monkeypatch: pytest.MonkeyPatch, *waits_s: float) -> list[float]:

@@ -14,7 +14,7 @@ from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
 from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import LARGEST_BYTES, LAYERS
 from fixtures.wire.held import LEFT
-from suites.expert.disaggregated.model import Pace
+from suites.expert.disaggregated.figures import expected_span_s
 from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of
 from suites.expert.layer import route
 from suites.expert.parity import Experts, layer
@@ -174,7 +174,8 @@ def test_an_expert_too_many_on_a_rank_is_seen_in_its_memory(dtype: torch.dtype) 
 @pytest.mark.parametrize(("micro_batches", "span_ms"), [(1, 360.0), (2, 380.0), (3, 400.0)])
 def test_the_length_of_a_pass_by_the_formula(micro_batches: int, span_ms: float) -> None:
     # Six layers of two stages of 20 ms, 10 ms between them; from m = 3 on transfers are hidden.
-    assert 1e3 * Pace(0.02, 0.02, 0.01).span_s(6, micro_batches) == pytest.approx(span_ms)
+    span_s = expected_span_s(0.02, 0.02, 0.01, layers=6, micro_batches=micro_batches)
+    assert 1e3 * span_s == pytest.approx(span_ms)
 
 
 def test_bad_shapes_are_refused_with_all_their_faults() -> None:

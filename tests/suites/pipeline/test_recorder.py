@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fixtures.ranks.study.calibrated import Work, calibrated_work
-from suites.pipeline.bubble import typical
-from suites.pipeline.recorder import Held, Recorder
+from suites.pipeline.recorder import Held, Recorder, typical
 from suites.pipeline.schedules import Op
 from suites.pipeline.simulator import Span
 from tests.fixtures.ranks.gloo_world import context

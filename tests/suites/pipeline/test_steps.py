@@ -17,7 +17,7 @@ from suites.pipeline.recorder import Held
 from suites.pipeline.schedules import PLANS, Op, Plan, Shape, between_parts, crossings
 from suites.pipeline.stages import Pipeline, Problem
 from tests.fixtures.ranks.gloo_world import context, run_world
-from tests.suites.parallel import assert_green, red, run_steps
+from tests.suites.parallel import assert_green, computed, red, run_steps
 from tests.teeth.bug import replaced
 from tests.teeth.pipeline import bit_zero_of
 
@@ -32,7 +32,7 @@ EDGES: dict[str, Any] = {
     "iterations": 10,
     "budget_s": 0.2,
 }
-PARTS = {"load", "parity", "repeat", "traffic", "memory", "figures", "samples", "schedule"}
+PARTS = {"load", "parity", "repeat", "traffic", "memory", "samples", "schedule"}
 
 
 def test_every_part_of_every_step_holds() -> None:
@@ -133,7 +133,9 @@ def _with_a_bit_flipped(ctx: Context, rank: int) -> Any:
 def test_the_bubble_is_that_of_the_theory() -> None:
     names = ["gpipe", "one_f_one_b", "interleaved", "zbv"]
     found = run_steps(4, [(f"pipeline.{name}", TIMED) for name in names])
-    figures = {name: results[0]["figures"] for name, results in zip(names, found, strict=True)}
+    figures = {
+        name: computed(f"pipeline.{name}", TIMED, results) for name, results in zip(names, found, strict=True)
+    }
     assert figures["gpipe"]["bubble_formula"] == figures["one_f_one_b"]["bubble_formula"] == 3 / 8
     assert abs(figures["gpipe"]["bubble_excess"]) <= 0.06
     assert abs(figures["one_f_one_b"]["bubble_excess"]) <= 0.06
@@ -144,25 +146,30 @@ def test_the_bubble_is_that_of_the_theory() -> None:
 @pytest.mark.quiet
 def test_a_slow_edge_shows_in_the_bubble_and_not_in_the_simulation() -> None:
     """Nothing hides the way of the first activation and of the last gradient: two hops of a twelfth each."""
-    for figures in run_world(2, lambda ctx: _with_slow_edges(ctx, 0.02)):
-        assert figures["bubble_simulated"] == pytest.approx(figures["bubble_formula"], abs=0.02)
-        assert figures["bubble_excess"] == pytest.approx(2 / 12, abs=0.05)
+    found = run_world(2, _with_slow_edges)
+    figures = computed("pipeline.one_f_one_b", SLOW_EDGES, found)
+    assert figures["bubble_simulated"] == pytest.approx(figures["bubble_formula"], abs=0.02)
+    assert figures["bubble_excess"] == pytest.approx(2 / 12, abs=0.05)
 
 
-def _with_slow_edges(ctx: Context, unit_s: float) -> Any:
+UNIT_S = 0.02
+SLOW_EDGES = {**QUICK, "busy_ms": int(12 * UNIT_S * 1e3), "repeats": 3}
+
+
+def _with_slow_edges(ctx: Context) -> Any:
     """Whatever is sent leaves one unit of work later."""
 
     def make(original: Any) -> Any:
         def late(self: Any, chunk: int) -> Any:
             ops = original(self, chunk)
-            calibrated_work(time.perf_counter() + unit_s * bool(ops))
+            calibrated_work(time.perf_counter() + UNIT_S * bool(ops))
             return ops
 
         return late
 
-    stage, busy_ms = pipelining.PipelineStage, int(12 * unit_s * 1e3)
+    stage = pipelining.PipelineStage
     with replaced(stage, "get_fwd_send_ops", make), replaced(stage, "get_bwd_send_ops", make):
-        return REGISTRY["pipeline.one_f_one_b"](ctx, **{**QUICK, "busy_ms": busy_ms, "repeats": 3})["figures"]
+        return REGISTRY["pipeline.one_f_one_b"](ctx, **SLOW_EDGES)
 
 
 @pytest.mark.parametrize(
