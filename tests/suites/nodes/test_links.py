@@ -238,7 +238,12 @@ def test_the_link_of_a_virtual_function_which_the_kernel_does_not_show_is_told_b
 
 @pytest.mark.parametrize(
     ("speed", "width", "found"),
-    [("32.0 GT/s PCIe\n", "16\n", (5, 16)), ("16.0 GT/s PCIe\n", "8\n", (4, 8)), ("Unknown\n", "63\n", None)],
+    [
+        ("32.0 GT/s PCIe\n", "16\n", (5, 16)),
+        ("16.0 GT/s PCIe\n", "8\n", (4, 8)),
+        ("Unknown\n", "63\n", None),
+        ("2.5 GT/s PCIe\n", "0\n", None),  # a virtual function
+    ],
 )
 def test_the_kernels_files_are_read_too(
     tmp_path: Path, speed: str, width: str, found: tuple[int, int] | None
