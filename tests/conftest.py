@@ -13,6 +13,8 @@ from tests.lab.pytest_support import require_lab
 
 __all__ = ["require_lab"]
 
+pytest_plugins = ["pytester"]
+
 settings.load_profile(SHARED)
 
 

@@ -17,8 +17,6 @@ from tests.chaos.invariants import Ended, complaints, of_places
 from tests.fixtures.scenario import Scenario
 from tests.house.tree import ROOT
 
-pytest_plugins = ["pytester"]
-
 EVERYONE = ["n1", "n2"]
 
 
