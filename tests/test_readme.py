@@ -15,19 +15,9 @@ from fixtures.run import options
 from fixtures.run.planning import STATUS
 from fixtures.transport.hosts import parse
 from reports.decision import decide, exit_status
-from reports.journal import Journal
-from reports.record import (
-    CheckRecord,
-    EndRecord,
-    Judgement,
-    NodeRecord,
-    Outcome,
-    PlannedCheck,
-    PlanRecord,
-    Record,
-    RunRecord,
-)
+from reports.record import Outcome, Record
 from tests.house.tree import ROOT, files
+from tests.reports import making
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -135,10 +125,7 @@ def test_the_lab_says_what_to_run(checkout: Path) -> None:
 def test_a_run_that_was_killed_still_has_an_answer(checkout: Path) -> None:
     out = checkout / "reports" / "out"
     shutil.rmtree(out, ignore_errors=True)
-    journal = Journal(out / "results.jsonl")
-    for record in records(Outcome.PASS)[:-1]:
-        journal.write(record)
-    journal.close()
+    making.save(making.green()[:-1], out)
     done = shell(next(line for line in COMMANDS if " reports render " in line), checkout)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "unproven" in done.stdout
@@ -174,45 +161,18 @@ def test_the_option_table_has_the_plugin_s_options_and_defaults() -> None:
     assert {name: written[name] for name in given} == given
 
 
-def records(
-    outcome: Outcome | None,
-    pytest_status: int = 0,
-    cut_short: str = "",
-    planned: int = 1,
-    kind: Outcome | None = None,
-) -> list[Record]:
-    """A run of one check on one node, after its self-check."""
-    check = "suites/nodes/test_a.py::test_a[n01]"
-    run = RunRecord("r", "2026-01-01T00:00:00+00:00", "me", ("pytest",), "full", "lab", {"n01": "n01"})
-    ready = NodeRecord("n01", "ready", hardware="lab")
-    control = CheckRecord(
-        "suites/selfcheck/test_a.py::test_a",
-        "suites.selfcheck.test_a",
-        "test_a",
-        (),
-        Outcome.PASS,
-        recorded={"planted": []},
-    )
-    own, asked = PlannedCheck(control.id, ()), PlannedCheck(check, ("n01",))
-    plan = PlanRecord((own, asked) if planned else ())
-    judged = Judgement(
-        "wrong", outcome or Outcome.PASS, "it is as it is", value=0.0, limit="max", limit_value=0.0
-    )
-    done = CheckRecord(
-        check, "suites.nodes.test_a", "test_a[n01]", ("n01",), outcome or Outcome.PASS, "so", "", (judged,)
-    )
-    end = EndRecord("2026-01-01T00:00:01+00:00", 1.0, pytest_status, cut_short)
-    return [run, plan, ready, *([control, done] if outcome else []), end]
+CUT_SHORT = [*making.green()[:-1], making.end(cut_short="SIGTERM")]
+NOTHING = [making.run(), making.plan(), making.end(pytest_status=5)]
 
 
 @pytest.mark.parametrize(
     ("status", "says", "run"),
     [
-        pytest.param(0, "every planned check of every node passed", records(Outcome.PASS), id="accepted"),
-        pytest.param(1, "rejected", records(Outcome.FAIL, 1), id="rejected"),
-        pytest.param(2, "unproven", records(Outcome.UNCHECKED, 1), id="unproven"),
-        pytest.param(2, "cut short", records(Outcome.PASS, 2, "SIGTERM"), id="cut-short"),
-        pytest.param(5, "nothing was collected", records(None, 5, planned=0), id="nothing"),
+        pytest.param(0, "every planned check of every node passed", making.green(), id="accepted"),
+        pytest.param(1, "rejected", making.rejected(), id="rejected"),
+        pytest.param(2, "unproven", making.with_pair(Outcome.UNCHECKED), id="unproven"),
+        pytest.param(2, "cut short", CUT_SHORT, id="cut-short"),
+        pytest.param(5, "nothing was collected", NOTHING, id="nothing"),
     ],
 )
 def test_the_exit_status_is_what_the_table_says(status: int, says: str, run: Sequence[Record]) -> None:

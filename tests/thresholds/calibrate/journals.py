@@ -9,19 +9,8 @@ from typing import Any
 
 import pytest
 
-from reports.record import (
-    CheckRecord,
-    EndRecord,
-    JobRecord,
-    Judgement,
-    NodeRecord,
-    Outcome,
-    PlannedCheck,
-    PlanRecord,
-    Record,
-    RunRecord,
-)
-from tests.reports.making import save
+from reports.record import CheckRecord, JobRecord, Judgement, NodeRecord, Outcome, Record, RunRecord
+from tests.reports import making
 from tests.thresholds.files import GOOD
 from thresholds.calibrate.calibration import Asked, Calibration, Refused, calibrate
 from thresholds.hardware import Hardware, Limit
@@ -69,22 +58,19 @@ class Script:
     def records(self) -> list[Record]:
         """The run, from its head to its end."""
         checks = [*self.checks(), *self.more]
-        plan = PlanRecord(tuple(PlannedCheck(check.id, check.nodes) for check in checks))
-        end = EndRecord("2026-11-20T10:00:00+00:00", 1.0, 1, self.cut_short)
+        end = making.end(cut_short=self.cut_short, pytest_status=1)
         rank = {"backend": "nccl", "facts": {"libraries": ["/usr/lib/libnccl.so.2.27.3"]}}
         job = JobRecord("1", self.nodes, {}, (rank,), 1.0)
-        return [self.head(), plan, *self.node_records(), job, *checks, end]
+        return [self.head(), making.plan(*checks), *self.node_records(), job, *checks, end]
 
     def head(self) -> RunRecord:
         """Who runs what."""
-        return RunRecord(
+        return making.run(
+            self.nodes,
             run_id=f"run-{self.number}",
             started=f"2026-11-{self.number + 10:02d}T09:00:00+00:00",
-            controller="here",
-            command=("pytest", "suites/"),
             workload=self.workload,
             hardware=self.hardware,
-            hosts={node: node for node in self.nodes},
             selection=self.selection,
         )
 
@@ -131,12 +117,10 @@ def check(
         Judgement(metric, Outcome.UNCHECKED, f"{metric} is unchecked", value, case=case)
         for metric, value in figures.items()
     ]
-    return CheckRecord(
-        id=f"suites/collectives/test_bandwidth.py::test_busbw[{words}]",
-        suite="suites.collectives.test_bandwidth",
-        name=f"test_busbw[{words}]",
-        nodes=nodes,
-        outcome=Outcome.UNCHECKED,
+    return making.check(
+        f"suites/collectives/test_bandwidth.py::test_busbw[{words}]",
+        nodes,
+        Outcome.UNCHECKED,
         reason="no hardware file says what is good enough",
         judgements=tuple(judgements),
         recorded=recorded or {},
@@ -145,7 +129,7 @@ def check(
 
 def write(directory: Path, records: Sequence[Record]) -> str:
     """Write a journal into a report directory, whose name is handed back."""
-    save(records, directory)
+    making.save(records, directory)
     return str(directory)
 
 
