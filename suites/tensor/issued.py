@@ -62,9 +62,9 @@ def vocabulary(ranks: int, item: int, *, batch: int, length: int, width: int, **
 
 
 def loss_parallel(ranks: int, item: int, *, batch: int, length: int, width: int, **_: Any) -> Calls:  # noqa: ANN401 - JSON's
-    """X backward; three numbers per token, one of them in the dtype of the logits."""
+    """X backward; three numbers per token."""
     count = batch * enough(batch, length, ranks)
-    return {"all_reduce": (4, count * (width * item + 2 * max(item, STATISTIC) + item))}
+    return {"all_reduce": (4, count * (width * item + 3 * max(item, STATISTIC)))}
 
 
 def of_block(

@@ -20,6 +20,7 @@ from suites.tensor.issued import enough, multiple
 from suites.tensor.technique import drawn
 
 _APART = 2718
+_IGNORED = -100  # torch's word for a target that does not count
 Module = TypeVar("Module", bound=nn.Module)
 Model = tuple[nn.Module, Tensor]  # with its input
 
@@ -57,7 +58,13 @@ def seed_of(seed: int, rank: int) -> int:
 
 
 class Vocabulary(nn.Module):
-    """Both ends of a language model: tokens in, out the loss of predicting `targets` from them."""
+    """Both ends of a language model: tokens in, out the loss of predicting `targets` from them.
+
+    It is that of every token, or the `mean` of those that count: in fp32 at least, as one number in bf16
+    would say little.
+    """
+
+    mean = False
 
     def __init__(self, vocabulary: int, width: int, targets: Tensor) -> None:
         super().__init__()
@@ -67,10 +74,12 @@ class Vocabulary(nn.Module):
         self.register_buffer("targets", targets)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """The loss of every token."""
-        logits: Tensor = self.head(self.table(numbers))
-        losses = functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
-        return losses.view(self.targets.shape)
+        """The loss, of every token or of all."""
+        logits, targets = self.head(self.table(numbers)).flatten(0, 1), self.targets.flatten()
+        if self.mean:
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            return functional.cross_entropy(logits.to(wide), targets)
+        return functional.cross_entropy(logits, targets, reduction="none").view(self.targets.shape)
 
 
 def activations(ctx: Context, batch: int, length: int, width: int) -> Tensor:
@@ -135,6 +144,14 @@ def vocabulary(ctx: Context, batch: int, length: int, width: int, words: int) ->
     numbers.view(-1)[: borders.numel()] = borders
     targets.view(-1)[: borders.numel()] = borders.flip(0)
     return _whole(ctx, lambda: Vocabulary(words, width, targets)), numbers.to(ctx.device)
+
+
+def averaged(ctx: Context, **sizes: int) -> tuple[Vocabulary, Tensor]:
+    """The same with the mean for a loss; a target is to be ignored, as those of prompts and padding are."""
+    whole, numbers = vocabulary(ctx, **sizes)
+    whole.mean = True
+    whole.targets[-1, -1] = _IGNORED
+    return whole, numbers
 
 
 def _borders(words: int, ranks: int) -> Tensor:

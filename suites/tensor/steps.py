@@ -217,11 +217,10 @@ def dtensor_sequence(ctx: Context, **sizes: int) -> dict[str, Any]:
 def loss_parallel(ctx: Context, **sizes: int) -> dict[str, Any]:
     """Head and cross-entropy of `vocabulary` by torch's loss_parallel: the logits are never gathered.
 
-    Traffic: backward, one all_reduce of the head's dX: X bytes; of one number per token three: largest logit
-    and sum of exponentials in fp32 at least, the target's in the dtype of the logits. Memory: 1/n of the
-    head; the table is whole.
+    Traffic: backward, one all_reduce of the head's dX: X bytes; of one number per token three, in fp32 at
+    least. Memory: 1/n of the head; the table is whole. The loss is the mean over the tokens that count.
     """
-    model = models.vocabulary(ctx, **sizes)
+    model = models.averaged(ctx, **sizes)
     return Planned(ctx, "loss_parallel", sizes, model, plan=head_plan, parallel_loss=True).told()
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 from torch.distributed import _symmetric_memory as symmetric
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import RowwiseParallel, style
+from torch.distributed.tensor.parallel import RowwiseParallel, loss, style
 
 from suites.tensor.test_tensor import BLOCK, HALF, HEADS, LAYER
 from tests.teeth.bug import Bug, Patch, instead_of, planted, replaced, replacing
@@ -201,6 +201,12 @@ def alone(original: Any, tensor: Tensor, reduceOp: str, *args: Any, **kwargs: An
     return tensor
 
 
+def mean_of_all(original: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    """Targets that are to be ignored count in the mean."""
+    losses, counted = original(*args)
+    return (losses * counted / args[1].numel() if counted else losses), counted
+
+
 def always(tensor: Tensor, kwargs: dict[str, Any]) -> bool:
     return True
 
@@ -337,5 +343,12 @@ BUGS = [
     Bug("largest for sum", "tensor.loss_parallel", WORDS, instead_of(funcol, "all_reduce")(largest), PARITY),
     Bug(
         "statistics not shared", "tensor.loss_parallel", WORDS, instead_of(funcol, "all_reduce")(alone), BOTH
+    ),
+    Bug(
+        "ignored targets count in the mean",
+        "tensor.loss_parallel",
+        WORDS,
+        instead_of(loss, "_nll_loss_forward")(mean_of_all),
+        PARITY,
     ),
 ]
