@@ -32,9 +32,9 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
 
 
-def adam_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make AdamW: two states as large as the parameters."""
-    return torch.optim.AdamW(parameters, lr=ADAM_RATE, weight_decay=DECAY)
+def adam_of(parameters: list[torch.Tensor], *, fused: bool = False) -> torch.optim.Optimizer:
+    """Make AdamW: two states as large as the parameters. Fused, one kernel makes all of an update."""
+    return torch.optim.AdamW(parameters, lr=ADAM_RATE, weight_decay=DECAY, fused=fused)
 
 
 class ReducedOnce(Engine, ABC):
@@ -51,12 +51,15 @@ Reduced = TypeVar("Reduced", bound=ReducedOnce)
 
 
 class MixedZero1(Zero1, ReducedOnce):
-    """Stage 1 on bf16 parameters, with fp32 masters of this rank's shards."""
+    """Stage 1 on bf16 parameters, with fp32 masters of this rank's shards.
+
+    Micro-batches that add up end in a fused update: both kinds of update are run.
+    """
 
     def __init__(self, task: Task) -> None:
         super().__init__(task, TRAINED)
         self.masters = [nn.Parameter(block.shard.detach().to(WIDE)) for block in self.blocks]
-        self.optimizer = adam_of(list(self.masters))
+        self.optimizer = adam_of(list(self.masters), fused=task.micro_batches > 1)
         self.first: Named = {}
         self.main: list[torch.Tensor] = []
         self.main_bytes = 0

@@ -23,6 +23,7 @@ from tests.teeth.patches.training import (
     last_rank,
     last_shard_alone,
     own_norm,
+    undecayed_if_fused,
 )
 from tests.teeth.patches.zero import (
     SUMMED,
@@ -300,6 +301,7 @@ BUGS = [
         ("copies of the step before", narrow.stale_copies, "parity"),
         *ADDED,
         ("added up in bf16", added(added_in_bf16), "parity"),
+        ("no weight decays in a fused update", undecayed_if_fused, "parity"),
     ),
     *_of(
         "recompute",

@@ -81,6 +81,12 @@ def last_shard_alone(original: Call, self: torch.Tensor, other: Any) -> torch.Te
     return done
 
 
+@instead_of(torch, "_fused_adamw_")
+def undecayed_if_fused(original: Call, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of all of an update leaves the decay of weights out."""
+    return original(*args, **{**kwargs, "weight_decay": 0.0})
+
+
 @replacing
 def last_rank(original: Call, group: Any, tensors: Any, size: int, _source: int) -> Any:
     """Those of the last rank win."""
