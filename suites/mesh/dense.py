@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fixtures.ranks.study import memory
-from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.driver import Entries, Named
 from fixtures.ranks.study.models import Attention, Block, Llama
 from fixtures.ranks.study.updates import Updates
 from suites.context.layout import Layout as Sequence
@@ -132,15 +132,26 @@ class Divided:
 
     def part(self, whole: Named) -> dict[str, Tensor]:
         """This rank's tensor-parallel part of each weight and gradient, and of that its shard of rows."""
-        task, layout = self.task, self.task.layout
-        rank, own = task.ctx.rank, self.weights()
-        shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
+        task, own = self.task, self.weights()
         found = {what: whole[what] for what in ("loss", "logits") if task.last}
         found |= {"norm": whole["norm"]} if task.clip else {}
+        trained = {what: one for what, one in whole.items() if what.partition(":")[2] in own}
+        return found | self.share(trained)
+
+    def share(self, whole: Named) -> dict[str, Tensor]:
+        """The same of whole weights, or of their gradients."""
+        task, layout, rank = self.task, self.task.layout, self.task.ctx.rank
+        shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
+        found = {}
         for what, tensor in whole.items():
-            name = what.partition(":")[2]
-            if name in own:
-                dim = CUT.get(name.split(".")[-2])
-                cut = tensor if dim is None else tensor.chunk(task.tp, dim)[layout.place(rank, "tp")]
-                found[what] = cut.chunk(task.shards)[shard]
+            dim = CUT.get(what.rpartition(":")[2].split(".")[-2])
+            cut = tensor if dim is None else tensor.chunk(task.tp, dim)[layout.place(rank, "tp")]
+            found[what] = cut.chunk(task.shards)[shard]
         return found
+
+    def clipped(self) -> Entries:
+        """Join and clip the gradients of the last step by torch's own functions: those on all of the mesh."""
+        weights = {name: one for name, one in self.weights().items() if isinstance(one, DTensor)}
+        axes = max(one.device_mesh.ndim for one in weights.values())
+        whole_mesh = {name: one for name, one in weights.items() if one.device_mesh.ndim == axes}
+        return clipping.by_torch(whole_mesh, self.share)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
-from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.driver import EXACT, Entries, Named, Run
 from fixtures.ranks.study.models import Llama
 from suites.mesh.axes import Mesh
 from suites.mesh.dense import Divided
@@ -109,6 +109,10 @@ class Dense(Combined[Divided]):
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
         """A rank's part of the parameters."""
         return holds(self.task, dtype.itemsize)
+
+    def beside(self, dtype: torch.dtype, run: Run[Divided]) -> Entries:
+        """Compare what torch makes of distributed gradients, too."""
+        return super().beside(dtype, run) + (run.kept.clipped() if dtype is EXACT else [])
 
     def found(self, engine: Divided) -> dict[str, int]:
         """Add the parameters that are held between forward and backward."""

@@ -22,31 +22,31 @@ STEPS = [
         "mesh.fsdp_tp",
         **DENSE,
         clip=CLIP,
-        holds=held(parity=92, repeat=90, traffic=6, memory=8, left=2, delivered=6),
+        holds=held(parity=95, repeat=90, traffic=6, memory=8, left=2, delivered=6),
     ),
     case_of(
         "mesh.pp_fsdp_tp",
         **{**DENSE, "layers": 1},
         per_stage=2,
         clip=CLIP,
-        holds=held(parity=40, repeat=38, traffic=6, memory=8, left=2, delivered=6),
+        holds=held(parity=43, repeat=38, traffic=6, memory=8, left=2, delivered=6),
     ),
     case_of(
         "mesh.fsdp_cp",
         **DENSE,
         clip=CLIP,
-        holds=held(parity=92, repeat=90, traffic=10, memory=8, left=2, delivered=10),
+        holds=held(parity=95, repeat=90, traffic=10, memory=8, left=2, delivered=10),
     ),
     case_of(
         "mesh.fsdp_cp_tp",
         **DENSE,
         clip=CLIP,
-        holds=held(parity=92, repeat=90, traffic=14, memory=8, left=2, delivered=12),
+        holds=held(parity=95, repeat=90, traffic=14, memory=8, left=2, delivered=12),
     ),
     case_of(
         "mesh.loss_curve",
         **{**DENSE, "layers": 1, "steps": 20},
-        holds=held(parity=38, repeat=26, traffic=2, memory=4, left=1, delivered=3),
+        holds=held(parity=41, repeat=26, traffic=2, memory=4, left=1, delivered=3),
     ),
 ]
 

@@ -21,9 +21,10 @@ from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.held import AT_ONCE, KINDS, REPLICATED, RESHARDED, STAGES, Kind
 from suites.zero.issued import Sizes
 from suites.zero.training import Task, Trained
-from suites.zero.wrapped import FullySharded, Replicated
+from suites.zero.wrapped import FullySharded, Replicas, Replicated
 
 ITEM = EXACT.itemsize
+AXES = ("replicate", "shard")  # of a mesh, outermost first
 ENGINES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
@@ -103,7 +104,7 @@ class Hybrid(Trained[FullySharded]):
     """fully_shard on a mesh of replicas and shards."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
-        super().__init__(task, partial(FullySharded, task, mesh, True), RESHARDED)
+        super().__init__(task, partial(Replicas, task, mesh, True), RESHARDED)
         self.mesh = mesh
 
     @property
@@ -114,13 +115,13 @@ class Hybrid(Trained[FullySharded]):
     def forms(self, dtype: torch.dtype) -> list[Form]:
         """Gathers and reductions among the shards of a replica, all_reduce of a shard among the replicas."""
         axes = issued.hybrid(self.sizes, dtype.itemsize)
-        return [Form(calls, axis, self.mesh.get_group(axis)) for axis, calls in axes.items()]
+        return [Form(axes[axis], axis, self.mesh.get_group(number)) for number, axis in enumerate(AXES)]
 
 
 def hybrid(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run it, and send the three hops of an all-reduce: along the shards, across the replicas, and back."""
     psi = ITEM * task.elements
-    along, across = (Among.of(mesh.get_group(name), name) for name in ("shard", "replicate"))
+    across, along = (Among.of(mesh.get_group(number), axis) for number, axis in enumerate(AXES))
     used = [axis for axis in (along, across) if len(axis.ranks) > 1]
     hops = (
         ("reduce_scatter", psi, along),

@@ -131,11 +131,14 @@ def casting(sizes: Sizes, item: int) -> Weighed:
     """fully_shard that casts, Psi in bf16: 2 Psi/w each of parameters, momentum and first gradients.
 
     In bf16 3 B are gathered, in use, and gradients; in fp32 2 B are being reduced, and the result is 2 B/w.
+    Gradients of micro-batches add up whole, in fp32: 2 Psi, of which 2 B are left when the last are reduced.
     """
 
     def terms(psi: int, block: int) -> tuple[float, float, float]:
         share, moving = 2 * psi / sizes.ranks, 5 * block + 2 * block / sizes.ranks
-        return 3 * share, moving, share + moving
+        if sizes.micro_batches == 1:
+            return 3 * share, moving, share + moving
+        return 3 * share, moving + 2 * psi, moving + max(share + 2 * block, 2 * psi)
 
     return sharded(sizes, WIDE) | _peak(sizes, item, terms)
 
@@ -190,7 +193,7 @@ AT_ONCE = Kind(issued.reduced_at_once, replicated)
 RESHARDED = Kind(partial(issued.of_shards, 2), sharded)
 STAGES = {number: Kind(partial(issued.of_stage, number), partial(stage, number)) for number in (1, 2, 3)}
 OWNED = Kind(issued.owned, owned)
-CAST = Kind(partial(issued.cast, 2), casting)
+CAST = Kind(issued.cast_shards, casting)
 MIXED = Kind(partial(issued.cast, 1), mixed)
 KINDS: dict[str, dict[str, Kind]] = {  # by step and variant; the first variant also runs at size
     "ddp": {
@@ -237,6 +240,8 @@ def _runs(
     kinds = KINDS[f"{name}{asked.get('stage', '')}"]
     if name in ("ddp", "mixed_precision"):
         found = {key: (kind, added if key == "accumulated" else plain) for key, kind in kinds.items()}
+    elif name in ("fsdp_mixed", "hsdp"):
+        found = {key: (kind, added) for key, kind in kinds.items()}
     else:
         found = {key: (kind, plain) for key, kind in kinds.items()}
         if micro > 1 or clip:

@@ -102,6 +102,11 @@ def of_shards(gathers: int, sizes: Sizes, item: int) -> Calls:
     return gathered_and_reduced(gathers * sizes.micro_batches, sizes.micro_batches, sizes, item)
 
 
+def cast_shards(sizes: Sizes, item: int) -> Calls:
+    """fully_shard that casts: gathered twice in each micro-batch, and reduced once."""
+    return cast(2 * sizes.micro_batches, sizes, item)
+
+
 def cast(gathers: int, sizes: Sizes, item: int) -> Calls:
     """Reduced in fp32, and gathered in the dtype of the run."""
     wide = gathered_and_reduced(gathers, 1, sizes, WIDE)["reduce_scatter"]
@@ -109,6 +114,9 @@ def cast(gathers: int, sizes: Sizes, item: int) -> Calls:
 
 
 def hybrid(sizes: Sizes, item: int) -> dict[str, Calls]:
-    """By axis of a mesh: gathered and reduced among the shards, and a shard reduced among the replicas."""
+    """By axis of a mesh: gathered and reduced among the shards, and a shard reduced among the replicas.
+
+    The latter once, however many micro-batches there are.
+    """
     across = {"all_reduce": (sizes.layers, item * sizes.elements // sizes.shards)}
     return {"shard": of_shards(2, sizes, item), "replicate": across}

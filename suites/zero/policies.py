@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -68,7 +69,7 @@ def ahead_of_time(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 class Cast(FullySharded, ReducedOnce):
-    """Parameters kept in fp32, gathered and used in bf16; gradients reduced in fp32."""
+    """Parameters kept in fp32, gathered and used in bf16; gradients added up and reduced in fp32."""
 
     def __init__(self, task: Task, mesh: DeviceMesh) -> None:
         super().__init__(task, mesh, True, WIDE)
@@ -77,6 +78,11 @@ class Cast(FullySharded, ReducedOnce):
     def policy(self) -> MixedPrecisionPolicy:
         """One dtype for computing, one for adding up."""
         return MixedPrecisionPolicy(param_dtype=TRAINED, reduce_dtype=WIDE)
+
+    def around(self, last: bool) -> AbstractContextManager[object]:
+        """Whole gradients of the micro-batches before the last one add up, and are not reduced."""
+        self.root.set_requires_gradient_sync(last)
+        return nullcontext()
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Keep the gradients of the first step."""

@@ -241,6 +241,10 @@ class Engine:
             "optimizer": memory.optimizer_bytes(self.optimizer),
         }
 
+    def beside(self, dtype: torch.dtype) -> Entries:
+        """What else must hold after training."""
+        return []
+
     def close(self) -> None:
         """Leave nothing behind."""
 
@@ -300,7 +304,7 @@ class Trained(Technique[AnEngine]):
 
     def beside(self, dtype: torch.dtype, run: Run[AnEngine]) -> Entries:
         """Compare the updates with their rule."""
-        return run.kept.updates.entries(run.kept.updated())
+        return run.kept.updates.entries(run.kept.updated()) + run.kept.beside(dtype)
 
     def peak(self, dtype: torch.dtype) -> int:
         """The ceiling of a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fixtures.ranks.groups import lasting
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.driver import Named
+from fixtures.ranks.study.driver import EXACT, Entries, Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.wire.held import Weighed
+from suites.zero import clipping
 from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, optimizer_of
 
 with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
@@ -26,6 +28,7 @@ with warnings.catch_warnings():  # torch warns of its own use of torch.jit.scrip
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 _MEBI = 1 << 20
+_NUMBERS = itertools.count()
 
 
 class Replicated(Engine):
@@ -77,7 +80,7 @@ class FullySharded(Engine):
         self.task, self.model = task, task.model(dtype)
         self.mesh = mesh
         for module in (*self.model, self.model):
-            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
+            self.root = fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
         self.optimizer = optimizer_of(list(self.model.parameters()))
 
     def policy(self) -> MixedPrecisionPolicy:
@@ -107,10 +110,23 @@ class FullySharded(Engine):
         """Local shards."""
         return {name: local(weight) for name, weight in self.model.named_parameters()}
 
+    def beside(self, dtype: torch.dtype) -> Entries:
+        """Join and clip the gradients of the last step by torch's own functions."""
+        return clipping.by_torch(dict(self.model.named_parameters()), self.part) if dtype is EXACT else []
+
     def part(self, full: Named) -> Named:
         """The same shards of full tensors: those along the mesh's last dimension."""
         shards, own = self.mesh.size(-1), self.mesh.get_local_rank(-1)
         return {name: tensor.chunk(shards)[own] for name, tensor in full.items()}
+
+
+class Replicas(FullySharded):
+    """fully_shard on a mesh of replicas, which add up their shards of the gradients at the end alone."""
+
+    def around(self, last: bool) -> AbstractContextManager[object]:
+        """Reduce among the shards with every micro-batch, and among the replicas with the last."""
+        self.root.set_requires_all_reduce(last)
+        return nullcontext()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,9 +150,12 @@ def distributed(tensor: torch.Tensor) -> DTensor:
 def on_mesh(
     ctx: Context, shape: tuple[int, ...], work: Callable[[DeviceMesh], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Do the work on a mesh of this shape; destroy its groups unless the work fails."""
-    ranks = torch.arange(ctx.size).view(shape)
-    names = ("replicate", "shard")[-len(shape) :]
+    """Do the work on a mesh of this shape; destroy its groups unless the work fails.
+
+    The mesh's names carry a number, as in `suites.mesh.axes`.
+    """
+    ranks, number = torch.arange(ctx.size).view(shape), next(_NUMBERS)
+    names = tuple(f"{axis}{number}" for axis in ("replicate", "shard")[-len(shape) :])
     mesh = DeviceMesh(ctx.device.type, ranks, mesh_dim_names=names)
     groups = [mesh.get_group(number) for number in range(len(shape))]
     with lasting(groups):

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from suites.context.ring_attention import GRADIENTS, KEYS
 from suites.expert import layer
@@ -41,7 +41,7 @@ from tests.teeth.patches import narrow
 from tests.teeth.patches.expert import after, drop_last_row, rounded
 from tests.teeth.patches.flips import flip, flipped_in_call, transient
 from tests.teeth.patches.memory import received_kept
-from tests.teeth.patches.training import clipped_late, own_norm
+from tests.teeth.patches.training import clipped_late, own_norm, reduced_every_time, torchs_own_norm
 from tests.teeth.patches.zero import SUMMED, dropped, flipped_always, next_shard, rotated, twice
 
 Call = Callable[..., Any]
@@ -76,12 +76,6 @@ def exchanged(one: str, other: str) -> Patch:
 def backwards(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Targets meet the micro-batches in the wrong order."""
     return original(tensor, *args, **kwargs)[::-1]
-
-
-@instead_of(FSDPModule, "set_requires_gradient_sync")
-def every_time(original: Any, self: Any, _asked: Any, **kwargs: Any) -> Any:
-    """Gradients are exchanged with every micro-batch."""
-    return original(self, True, **kwargs)
 
 
 def elsewhere() -> AbstractContextManager[Any]:
@@ -119,6 +113,13 @@ def averaged_in_place(original: Call, output: torch.Tensor, *args: Any, **kwargs
     """Numbers that are no integers are averaged where they are to be added up."""
     mean = {"op": dist.ReduceOp.AVG} if output.is_floating_point() else {}
     return original(output, *args, **{**kwargs, **mean})
+
+
+class CutFirst:
+    """fully_shard says of a weight that tensor parallelism divides that it was there first."""
+
+    def __new__(cls, dim: int, split_factor: int) -> Shard:  # type: ignore[misc]
+        return Shard(dim)
 
 
 def bucketed(kind: str, line: str) -> Patch:
@@ -185,6 +186,7 @@ def _bugs(step: str, *rows: tuple[str, Patch, str], size: int = 4) -> list[Bug]:
 
 
 ALL_CUT = planted(dense, "is_cut", lambda _: lambda _grad: True)
+UNSTRIDED = planted(_fsdp_param, "_StridedShard", lambda _: CutFirst)
 GPIPE = planted(training, "Schedule1F1B", lambda _: ScheduleGPipe)
 ADAM = planted(zero, "optimizer_of", lambda _: lambda masters: torch.optim.Adam(list(masters)))
 BEHIND: Patch = planted(PipelineStage, "get_fwd_send_ops", one_behind)
@@ -200,7 +202,7 @@ BUGS: list[Bug] = [
         ("sum in place of mean along dp", of(REDUCE, SUMMED), "parity"),
         ("gathered off by one", of(GATHER, rotated), "parity wrong"),
         ("summands not added along tp", planted(functional, "all_reduce", left_out), "parity traffic"),
-        ("dp and tp exchanged", exchanged("dp", "tp"), "parity traffic"),
+        ("dp and tp exchanged", exchanged("dp", "tp"), "error"),
         (
             "never resharded",
             planted(dense, "fully_shard", told(reshard_after_forward=False)),
@@ -213,6 +215,8 @@ BUGS: list[Bug] = [
         ("rank 1 loses an update in bf16", of_optimizer("step", LOST), "parity"),
         ("whole weights count twice in the norm", ALL_CUT, "parity"),
         ("norm of the local shard alone", own_norm, "parity traffic"),
+        ("norm of the local shard alone, by torch", torchs_own_norm, "parity"),
+        ("weights joined as if dp had cut them first", UNSTRIDED, "parity"),
         ("clipped after the update", clipped_late, "parity"),
         (f"a low bit flips once in bf16, {REDUCE}", narrow.of(REDUCE, flipped_in_call(2)), "repeat"),
         (
@@ -233,7 +237,7 @@ BUGS: list[Bug] = [
     ),
     *_bugs(
         "mesh.pp_fsdp_tp",
-        ("reduced with every micro-batch", every_time, "traffic"),
+        ("reduced with every micro-batch", reduced_every_time, "traffic"),
         ("gathered twice", planted(dense, "fully_shard", told(reshard_after_forward=True)), "traffic memory"),
         size=8,
     ),

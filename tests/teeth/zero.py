@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from suites.zero import flat, policies, wrapped
 from suites.zero.test_zero import DEEPER, DEEPSPEED, OVERLAP, REAL, SMALL, STEPS
@@ -23,7 +24,10 @@ from tests.teeth.patches.training import (
     last_rank,
     last_shard_alone,
     own_norm,
+    reduced_every_time,
+    torchs_own_norm,
     undecayed_if_fused,
+    whole_added_in_bf16,
 )
 from tests.teeth.patches.zero import (
     SUMMED,
@@ -264,9 +268,18 @@ BUGS = [
         (UNADDED, of(SCATTER, own_summands_in_turn(SMALL["layers"], SMALL["steps"])), "parity"),
         *_updates(SGD),
         ("gathered as in the step before", narrow.of(GATHER, narrow.stale), "parity"),
+        ("whole gradients added up in bf16", whole_added_in_bf16, "parity"),
+        ("reduced with every micro-batch", reduced_every_time, "traffic"),
     ),
     *_of(
         "hsdp",
+        ("last micro-batch alone", last_shard_alone, "parity"),
+        (
+            "replicas reduced with every micro-batch",
+            planted(FSDPModule, "set_requires_all_reduce", never),
+            "traffic",
+        ),
+        ("norm of the local shard alone, by torch", torchs_own_norm, "parity"),
         ("replicas not reduced", of("all_reduce", dropped_in_groups), "parity traffic wrong"),
         UNRESHARDED,
         DIVISOR_BF16,

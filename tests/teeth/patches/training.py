@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 from tests.teeth.bug import Patch, instead_of, planted, replaced, replacing
 
@@ -79,6 +82,26 @@ def last_shard_alone(original: Call, self: torch.Tensor, other: Any) -> torch.Te
     """fully_shard keeps the shard that was reduced last."""
     done: torch.Tensor = self.copy_(other) if self.dim() else original(self, other)
     return done
+
+
+@instead_of(FSDPModule, "set_requires_gradient_sync")
+def reduced_every_time(original: Call, self: Any, _asked: Any, **kwargs: Any) -> Any:
+    """Gradients are exchanged with every micro-batch."""
+    return original(self, True, **kwargs)
+
+
+@instead_of(FSDPParam, "accumulate_unsharded_grad_if_needed")
+def whole_added_in_bf16(original: Call, self: Any) -> None:
+    """Whole gradients of micro-batches are added up in bf16."""
+    original(self)
+    if self.unsharded_accumulated_grad is not None:
+        self.unsharded_accumulated_grad = self.unsharded_accumulated_grad.bfloat16().float()
+
+
+@instead_of(_NormPartial, "_reduce_value")
+def torchs_own_norm(_original: Call, _self: Any, tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    """torch takes the norm of a rank's part for that of all."""
+    return tensor
 
 
 @instead_of(torch, "_fused_adamw_")
