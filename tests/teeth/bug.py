@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
 from fixtures.check.plan import Entries
@@ -28,7 +29,8 @@ Maker = Callable[[Callable[..., Any]], Callable[..., Any]]
 HEALTHY = "healthy"
 MOST_UNFORMED = 3
 _UNTIMED = ((timing, "WINDOW_S", 0.0), (overlap, "ROUNDS", 1), (overlap, "STAGE_S", 0.0))
-_IN_BOTH = ((driver.Technique, "dtypes"), (techniques.ContextParallel, "studied"))
+_STUDIED = ((driver.Technique, "dtypes"), (techniques.ContextParallel, "studied"))
+_GO_ON_IN_FP64 = {"zero.ddp", "pipeline.gpipe", "expert.m2n"}  # with what they have run in it
 _SENT = {"wrong", "figures", "time"}
 # What is done for some parts alone, and what it answers where none of them is asked for.
 _SHOWS: tuple[tuple[set[str], Any, str, Any], ...] = (
@@ -51,7 +53,7 @@ class Bug:
     "traffic", "memory", "figures", "wrong", "time", or "error" where the step itself must refuse to go on.
     Only these are judged, and runs that show other parts are left out; without any, all of it is judged.
     `size` is the world's. Only one that is `timed` is measured as long as in a real run, and its time judged.
-    What a step runs in fp64 and in bf16 runs in bf16 only for one that is `narrow`: fp64 does not show it.
+    What a step runs in fp64 and in bf16 runs in bf16 for one that is `narrow`, and for others in fp64.
     """
 
     name: str
@@ -64,14 +66,17 @@ class Bug:
     narrow: bool = False
 
     @property
-    def run(self) -> tuple[int, str, str, bool]:
+    def run(self) -> tuple[int, str, str, bool, bool]:
         """The same for bugs that are planted in the same run."""
-        return self.size, self.step, json.dumps(dict(self.parameters), sort_keys=True), self.timed
+        parameters = json.dumps(dict(self.parameters), sort_keys=True)
+        return self.size, self.step, parameters, self.timed, self.narrow
 
     @property
-    def all_dtypes(self) -> bool:
-        """Whether it is planted in all that the step runs."""
-        return self.narrow or self.timed
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of fp64 and bf16 those that it is planted in."""
+        if self.timed or (self.narrow and self.step in _GO_ON_IN_FP64):
+            return driver.EXACT, driver.TRAINED
+        return (driver.TRAINED,) if self.narrow else (driver.EXACT,)
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,6 @@ def healthy(bugs: Sequence[Bug]) -> list[Bug]:
             name=HEALTHY,
             patch=nullcontext,
             red=tuple({part for one in each for part in one.red}),
-            narrow=any(one.narrow for one in each),
         )
         for each in runs.values()
     ]
@@ -279,8 +283,8 @@ def _as_little(bug: Bug) -> Iterator[None]:
     with ExitStack() as less:
         for module, name, value in () if bug.timed else _UNTIMED:
             less.enter_context(mock.patch.object(module, name, value))
-        for kind, name in () if bug.all_dtypes else _IN_BOTH:
-            less.enter_context(mock.patch.object(kind, name, (driver.EXACT,)))
+        for kind, name in _STUDIED:
+            less.enter_context(mock.patch.object(kind, name, bug.dtypes))
         for parts, module, name, nothing in _SHOWS:
             if not (every or bug.timed or parts.intersection(bug.red)):
                 # A Mock would keep what it is called with.
@@ -295,6 +299,6 @@ def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     # What the plan says is said of all dtypes, but for the axes.
     holds = parallel._holds
     unplanned = mock.patch.object(parallel, "_holds", lambda told: Entries(axes=holds(told).axes))
-    with nullcontext() if bug.all_dtypes else unplanned:
+    with nullcontext() if len(bug.dtypes) > 1 else unplanned:
         found = parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)
     return {part: said for part, said in found.items() if not bug.red or part in (*bug.red, "error")}

@@ -282,7 +282,7 @@ BUGS: list[Bug] = [
             planted(layer.Sharded, "choose", replayed),
             "parity traffic",
         ),
-        ("rows travel in bf16", of("all_to_all_single", rounded), "parity"),
+        ("rows travel in 16 bits", of("all_to_all_single", rounded), "parity"),
         ("dispatched rows are kept", received_kept("all_to_all_single"), "memory"),
         ("a low bit flips once", transient("all_to_all_single", 5), "repeat"),
         ("a low bit always flips", of("all_to_all_single", always_flipped), "wrong"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from fixtures.ranks.steps import REGISTRY, Context
-from fixtures.ranks.study import parity
+from fixtures.ranks.study import driver, parity
 from fixtures.ranks.study.traffic import count_traffic
 from tests.fixtures.ranks import gloo_world
 from tests.fixtures.ranks.gloo_world import run_world
 from tests.teeth import __main__ as command
 from tests.teeth import bug as bug_module
-from tests.teeth.bug import HEALTHY, Bug, Trial, replaced, survivors, trials
+from tests.teeth.bug import HEALTHY, Bug, Trial, healthy, replaced, survivors, trials
 
 STEP = "toy.sum"
 
@@ -97,6 +98,18 @@ def test_a_bug_is_judged_by_what_it_asks_for_and_one_that_asks_for_nothing_by_ev
     ]
     (alone,) = trials([bug("summed twice", twice)])
     assert list(alone.red) == ["parity", "traffic"]
+
+
+def test_a_step_runs_in_the_dtype_that_shows_a_bug_and_goes_on_in_fp64_where_it_needs_that() -> None:
+    def dtypes(**more: Any) -> Any:
+        with bug_module._as_little(replace(MISSING, **more)):
+            return driver.Technique.dtypes
+
+    assert dtypes() == (torch.float64,)
+    assert dtypes(narrow=True) == (torch.bfloat16,)
+    assert dtypes(narrow=True, step="zero.ddp") == dtypes(timed=True) == (torch.float64, torch.bfloat16)
+    mixed = [MISSING, replace(MISSING, narrow=True), TWICE]
+    assert [one.dtypes for one in healthy(mixed)] == [(torch.float64,), (torch.bfloat16,)]
 
 
 def test_a_rank_that_fails_while_the_others_wait_for_it_is_not_waited_for(
