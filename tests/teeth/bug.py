@@ -296,9 +296,10 @@ def _red(bug: Bug, answers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     errors = [f"rank {rank}: {said['error']}" for rank, said in enumerate(answers) if "error" in said]
     if errors:
         return {"error": "; ".join(errors)}
-    # What the plan says is said of all dtypes, but for the axes.
+    # What the plan says is said of all dtypes, but for the axes and what follows of times.
     holds = parallel._holds
-    unplanned = mock.patch.object(parallel, "_holds", lambda told: Entries(axes=holds(told).axes))
+    alike = lambda told: Entries(axes=holds(told).axes, timed=holds(told).timed)  # noqa: E731
+    unplanned = mock.patch.object(parallel, "_holds", alike)
     with nullcontext() if len(bug.dtypes) > 1 else unplanned:
         found = parallel.red(bug.step, answers, bug.parameters, timed=bug.timed)
     return {part: said for part, said in found.items() if not bug.red or part in (*bug.red, "error")}
