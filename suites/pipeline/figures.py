@@ -25,7 +25,7 @@ def given(shape: Shape, busy_s: float) -> dict[str, float]:
 
 
 def read(result: Mapping[str, Any]) -> list[Span]:
-    """What a rank did when; ValueError, KeyError or TypeError if it does not say that."""
+    """What a rank did when; LookupError, TypeError, ValueError or OverflowError if it does not say that."""
     operations = result["schedule"]["operations"]
     spans = [Span(Op(*operation), begin_s, end_s) for *operation, begin_s, end_s in operations]
     times = [time_s for span in spans for time_s in span[1:]]

@@ -23,7 +23,7 @@ class Paced(NamedTuple):
 
 
 def read(result: Mapping[str, Any]) -> Paced:
-    """What a rank timed; ValueError, KeyError or TypeError if it does not say that."""
+    """What a rank timed; LookupError, TypeError, ValueError or OverflowError if it does not say that."""
     paced = Paced(*result["paced"])
     if not all(math.isfinite(seconds) and seconds > 0 for seconds in paced):
         raise ValueError("seconds are positive")

@@ -76,6 +76,7 @@ BAD: dict[str, Callable[[Said], Said]] = {
     "no times": lambda one: {"schedule": {"operations": [["F", 0, 0]]}},
     "words for times": lambda one: {"schedule": {"operations": [["F", 0, 0, "soon", "later"]]}},
     "not a number": lambda one: delayed(one, float("nan")),
+    "a number that no float holds": lambda one: {"schedule": {"operations": [["F", 0, 0, 0, 10**400]]}},
     "backwards": lambda one: delayed(one, -LATE_S),
     "nothing": lambda one: {"schedule": {"operations": []}},
 }
