@@ -21,10 +21,9 @@ from suites.zero.flat import Zero1, Zero2, Zero3
 from suites.zero.held import AT_ONCE, KINDS, REPLICATED, RESHARDED, STAGES, Kind
 from suites.zero.issued import Sizes
 from suites.zero.training import Task, Trained
-from suites.zero.wrapped import FullySharded, Replicas, Replicated
+from suites.zero.wrapped import AXES, FullySharded, Replicas, Replicated
 
 ITEM = EXACT.itemsize
-AXES = ("replicate", "shard")  # of a mesh, outermost first
 ENGINES: dict[int, type[Zero1]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 

@@ -27,6 +27,7 @@ with warnings.catch_warnings():  # torch warns of its own use of torch.jit.scrip
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+AXES = ("replicate", "shard")  # of a mesh, outermost first
 _MEBI = 1 << 20
 _NUMBERS = itertools.count()
 
@@ -155,7 +156,7 @@ def on_mesh(
     The mesh's names carry a number, as in `suites.mesh.axes`.
     """
     ranks, number = torch.arange(ctx.size).view(shape), next(_NUMBERS)
-    names = tuple(f"{axis}{number}" for axis in ("replicate", "shard")[-len(shape) :])
+    names = tuple(f"{axis}{number}" for axis in AXES[-len(shape) :])
     mesh = DeviceMesh(ctx.device.type, ranks, mesh_dim_names=names)
     groups = [mesh.get_group(number) for number in range(len(shape))]
     with lasting(groups):

@@ -177,7 +177,8 @@ def _holds(measurement: Measurement) -> Entries:
     if found is not None or not asked:
         return found or Entries()
     holds = next((case.holds for case in _cases() if case.step == step and case.holds), Entries())
-    return Entries(**{name: getattr(holds, name) for name in ("issued", "together", "held", "axes", "timed")})
+    forms = Entries(issued=holds.issued, together=holds.together, held=holds.held)
+    return replace(forms, axes=holds.axes, timed=holds.timed)
 
 
 def _planned(step: str, parameters: Mapping[str, Any], size: int) -> Entries | None:

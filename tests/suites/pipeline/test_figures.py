@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -17,17 +17,26 @@ from suites.pipeline.schedules import PLANS, Op
 from suites.pipeline.simulator import simulate
 from tests.fixtures.check.answered import aimed, answered, measured
 
-RANKS, LATE_S = 4, 0.3
+RANKS, LATE_S, A_LITTLE_S = 4, 0.3, 0.15
 CASES = {case.step.partition(".")[2]: case for case in planned.SCHEDULES}
 Said = dict[str, Any]
 
 
-def said(schedule: str, ranks: int = RANKS, **changed: Any) -> list[Said]:
-    """What ranks say that do as they are simulated; the figures are what a liar would add."""
+def said(
+    schedule: str, ranks: int = RANKS, uneven: Mapping[int, str] | None = None, **changed: Any
+) -> list[Said]:
+    """What ranks say that do as they are simulated; the figures are what a liar would add.
+
+    In `uneven` are, by place in a pipeline, the kinds of operations that take twice their time.
+    """
     asked = {**CASES[schedule].parameters, **changed}
     shape = places(schedule, asked, ranks)[0][0]
     lengths_s = given(shape, asked["busy_ms"] / 1e3)
-    spans = simulate(schedule, shape, lambda _, op: lengths_s[op.kind])
+
+    def duration(place: int, op: Op) -> float:
+        return lengths_s[op.kind] * (1 + (op.kind in (uneven or {}).get(place, "")))
+
+    spans = simulate(schedule, shape, duration)
     operations = [[[*span.op, span.begin_s, span.end_s] for span in rank] for rank in spans]
     pipelines = ranks // shape.ranks
     return [
@@ -49,6 +58,10 @@ def test_ranks_that_wait_as_their_order_makes_them_hold_the_formula(schedule: st
     assert judged(schedule, said(schedule)) == {"bubble": Outcome.PASS, "stretch": Outcome.PASS}
 
 
+def operations_of(one: Said) -> list[Any]:
+    return list(one["schedule"]["operations"])
+
+
 def delayed(one: Said, by_s: float, last: int = 1) -> Said:
     """The same, but the `last` operations begin later."""
     operations = one["schedule"]["operations"]
@@ -63,11 +76,11 @@ def test_a_wait_that_no_order_explains_fails_whatever_ranks_say_is_expected(sche
 
 
 def test_a_pipeline_is_held_to_its_own_simulation() -> None:
-    """Not to that of another one, whose stages are uneven."""
-    two = said("gpipe", 4, most=2)
-    assert judged("gpipe", two, most=2)["bubble"] is Outcome.PASS
-    late = [*two[:3], delayed(two[3], LATE_S)]  # rank 3 is the end of the pipeline of ranks 1 and 3
-    assert judged("gpipe", late, most=2)["bubble"] is Outcome.FAIL
+    """Not to that of another one, which has a larger bubble because its stages are uneven."""
+    even, uneven = (said("gpipe", uneven=kinds, most=2) for kinds in ({}, {0: "F", 1: "B"}))
+    for last, outcome in ((even[3], Outcome.PASS), (delayed(even[3], A_LITTLE_S), Outcome.FAIL)):
+        both = [uneven[0], even[1], uneven[2], last]  # rank r is in pipeline r % 2
+        assert judged("gpipe", both, most=2)["bubble"] is outcome
 
 
 BAD: dict[str, Callable[[Said], Said]] = {
@@ -78,6 +91,7 @@ BAD: dict[str, Callable[[Said], Said]] = {
     "not a number": lambda one: delayed(one, float("nan")),
     "a number that no float holds": lambda one: {"schedule": {"operations": [["F", 0, 0, 0, 10**400]]}},
     "backwards": lambda one: delayed(one, -LATE_S),
+    "no time": lambda one: {"schedule": {"operations": [[*op[:3], 1.0, 1.0] for op in operations_of(one)]}},
     "nothing": lambda one: {"schedule": {"operations": []}},
 }
 
