@@ -33,7 +33,8 @@ Exchange = tuple[str, Sequence[int]]  # a collective, and the ranks of one of it
 Place = tuple[str, str]  # a file, and a path
 Kind = tuple[str, tuple[int, ...]]  # a collective, and how many ranks its groups have on each of their nodes
 # Where each two ranks of a node have a link of their own, or one that nobody knows: no row is for a group.
-PAIRED = {"dgx1-v100", "aws-p3dn", "azure-ndv2", "mi300x-roce400", "azure-ndv5-mi300x", "oci-mi300x", "l40s"}
+L40S = {"l40s", "aws-g6e"}
+PAIRED = L40S | {"dgx1-v100", "aws-p3dn", "azure-ndv2", "mi300x-roce400", "azure-ndv5-mi300x", "oci-mi300x"}
 NO_SWITCH = "names no switch that gives each its own port"
 COPY_RATE = "the bound is the copy rate measured in the same run"  # of ranks on CPUs
 
@@ -161,7 +162,7 @@ def test_every_file_has_a_limit_for_every_pattern_or_says_why_not() -> None:
         ("cpu-local", "memory"): every,
         ("cpu-local", "network"): every,
         ("lab-200mbit", "memory"): every,
-        ("l40s", "network"): every - {"expert"},  # of which a group of 8 is all of a node
+        **{(name, "network"): every - {"expert"} for name in L40S},  # of which a group of 8 is all of a node
         **{(name, files()[name].inside): {"mesh"} for name in PAIRED},
     }
 

@@ -31,7 +31,8 @@ from thresholds.verdict import judge
 COPY = 10.0  # a copy rate, GB/s, for the files that measure theirs
 FILES = whole()
 ROWS = [(hardware, limit) for hardware in FILES.values() for limit in hardware.limits]
-NODES = {"lab-200mbit": (1, 2, 4, 8), "l40s": (1,)}  # what a file is for, where that is not the usual
+# what a file is for, where that is not the usual
+NODES = {"lab-200mbit": (1, 2, 4, 8), "l40s": (1,), "aws-g6e": (1,)}
 USUAL = (1, 2, 3, 4, 5, 8, 9, 16, 17, 128)  # both ends of every range of nodes that a row has
 ROOT = Path(__file__).parents[3]
 SUITES = sorted(
