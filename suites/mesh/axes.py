@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fixtures.ranks.groups import Among, lasting
 from fixtures.ranks.steps import Context, Unsupported
-from suites.mesh.issued import Layout
+from suites.mesh.layout import Layout
 
 
 def needs(ctx: Context, ranks: int, what: str) -> None:

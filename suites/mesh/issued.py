@@ -28,18 +28,18 @@ positions x d of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
 from fixtures.wire.held import Held
+from suites.mesh.layout import Layout, by_rank, divide, divisors
 from suites.mesh.moe import held
 from suites.mesh.moe import issued as moe
 from suites.zero.issued import WIDE, clipped
 
-MOST_INSIDE = 8  # ranks of the innermost axis: beyond a node's usual eight its shards get too small
 CHANNELS = 8  # of a head
 GROUPED = 2  # query heads that share a key-value head
 # The axes of each step, outermost first, and in which order they get more than one rank.
@@ -52,83 +52,6 @@ AXES = {
 }
 
 
-def by_rank(groups: Mapping[str, Sequence[list[int]]], ranks: int) -> list[dict[str, list[int]]]:
-    """Give each rank's group along every axis, without groups of one rank, from all groups of the axes."""
-    found: list[dict[str, list[int]]] = [{} for _ in range(ranks)]
-    for axis, lines_of in groups.items():
-        for line in lines_of:
-            for rank in line if len(line) > 1 else ():
-                found[rank][axis] = line
-    return found
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Axes and how many ranks each has, outermost first. An axis that is not named has one."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    def size(self, name: str) -> int:
-        """Ranks along an axis."""
-        return self.sizes[self.names.index(name)] if name in self.names else 1
-
-    def place(self, rank: int, name: str) -> int:
-        """A rank's index along an axis."""
-        return rank // self._stride(name) % self.size(name) if name in self.names else 0
-
-    def line(self, rank: int, names: Collection[str]) -> list[int]:
-        """The ranks of a rank's group along these axes together."""
-        fixed = [name for name in self.names if name not in names]
-        place = [self.place(rank, name) for name in fixed]
-        ranks = range(math.prod(self.sizes))
-        return [one for one in ranks if [self.place(one, name) for name in fixed] == place]
-
-    def by_rank(self) -> list[dict[str, list[int]]]:
-        """Give each rank's group along every axis of several ranks."""
-        return by_rank({name: self._lines(name) for name in self.names}, math.prod(self.sizes))
-
-    def _lines(self, name: str) -> list[list[int]]:
-        stride, size = self._stride(name), self.size(name)
-        first = [rank for rank in range(math.prod(self.sizes)) if self.place(rank, name) == 0]
-        return [[rank + stride * index for index in range(size)] for rank in first]
-
-    def _stride(self, name: str) -> int:
-        return math.prod(self.sizes[self.names.index(name) + 1 :])
-
-
-def divide(per_node: Sequence[int], names: Sequence[str], order: Sequence[str]) -> Layout:
-    """Divide the ranks of nodes among axes. Of all ways to do it the best is taken, by these in turn:
-
-    - axes have more than one rank, those first in `order` before the others;
-    - the innermost axis fits into a node: it divides the ranks of every node;
-    - it is as large as fits, but no larger than MOST_INSIDE; where none fits, as small as can be;
-    - "dp" takes what is left.
-    """
-    size, common = sum(per_node), math.gcd(*per_node)
-    if size < 2:
-        raise ValueError("a mesh of several axes needs at least 2 ranks; this world has 1")
-
-    def merit(sizes: tuple[int, ...]) -> tuple[object, ...]:
-        layout, inner = Layout(tuple(names), sizes), sizes[-1]
-        fits = common % inner == 0 and inner <= MOST_INSIDE
-        several = tuple(layout.size(name) > 1 for name in order)
-        return several, fits, inner if fits else -inner, layout.size("dp")
-
-    return Layout(tuple(names), max(_ways(size, len(names)), key=merit))
-
-
-def _ways(size: int, axes: int) -> list[tuple[int, ...]]:
-    """All ways to write a size as a product of so many factors."""
-    if axes == 1:
-        return [(size,)]
-    return [(one, *rest) for one in _divisors(size) for rest in _ways(size // one, axes - 1)]
-
-
-def _divisors(size: int) -> list[int]:
-    return [one for one in range(1, size + 1) if size % one == 0]
-
-
 @lru_cache
 def _smallest(tp: int, shards: int, least_channels: int) -> tuple[int, int]:
     """Give key-value heads and channels of the smallest matrices whose rows every rank has equally many of.
@@ -138,7 +61,7 @@ def _smallest(tp: int, shards: int, least_channels: int) -> tuple[int, int]:
     Channels are even: rotary embeddings rotate pairs.
     """
     found = []
-    for divisor in _divisors(shards):
+    for divisor in divisors(shards):
         step = math.lcm(divisor, 2)
         channels = -(-least_channels // step) * step
         heads = tp * shards // divisor

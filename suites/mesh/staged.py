@@ -104,7 +104,10 @@ class Dense(Combined[Divided]):
         """What each technique exchanges along its axis, and among which ranks."""
         rank, layout = self.ctx.rank, self.task.layout
         found = lines(self.task, dtype.itemsize)
-        return {label: (layout.line(rank, axes), calls) for label, (axes, calls) in found.items()}
+        return {
+            label: (next(one for one in layout.groups(*axes) if rank in one), calls)
+            for label, (axes, calls) in found.items()
+        }
 
     def holds(self, dtype: torch.dtype) -> Mapping[str, int]:
         """A rank's part of the parameters."""

@@ -11,7 +11,7 @@ from fixtures.check import requests
 from fixtures.check.check import Check, over
 from fixtures.check.judges import formulas, parallel, patterns, placement
 from fixtures.check.plan import INSIDE, NETWORK, Case, Entries, at_size, case_of
-from suites.mesh.issued import Layout
+from suites.mesh.layout import Layout
 from suites.zero.held import bytes_held, issued_by
 from suites.zero.issued import replicas
 from thresholds.hardware import Model

@@ -90,7 +90,7 @@ def _exchanges(case: Case, per_node: list[int]) -> Iterator[Exchange]:
     elif family == "mesh":
         sizes = dense.sizes_of(name, per_node, 0, **asked)
         along = dense.lines(sizes, 2)
-        lines = {label: sizes.layout.line(0, axes) for label, (axes, _) in along.items()}
+        lines = {label: sizes.layout.groups(*axes)[0] for label, (axes, _) in along.items()}
         yield from _of(lines, {label: calls for label, (_, calls) in along.items()})
     else:
         assert case.holds is not None

@@ -48,6 +48,7 @@ from random import Random
 from typing import Any
 
 from fixtures.wire.collectives import Calls
+from suites.mesh.layout import Layout
 from suites.zero.issued import WIDE
 
 LINES = ("pp", "tp", "cp", "dp_cp", "ep", "edp")
@@ -75,45 +76,27 @@ class Axes:
         """Ranks of one stage."""
         return self.data * self.context * self.tensor
 
-    @property
-    def ranks(self) -> int:
-        """All of them."""
-        return self.stages * self.stage_ranks
-
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
         """Give stage, data, context and tensor of a rank."""
-        rest, tensor = divmod(rank, self.tensor)
-        rest, context = divmod(rest, self.context)
-        stage, data = divmod(rest, self.data)
+        stage, data, context, tensor = (self._dense.place(rank, name) for name in self._dense.names)
         return stage, data, context, tensor
 
     def size(self, line: str) -> int:
         """Ranks of each group of a line."""
-        sizes = {
-            "pp": self.stages,
-            "tp": self.tensor,
-            "cp": self.context,
-            "dp_cp": self.data * self.context,
-            "ep": self.expert,
-            "edp": self.stage_ranks // self.expert,
-        }
-        return sizes[line]
+        return self._along(line).size(*line.split("_"))
 
     def members(self, line: str) -> list[list[int]]:
         """Give all groups of a line, each in the order of its axis."""
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.ranks):
-            stage, data, context, tensor = self.coordinates(rank)
-            same = {
-                "pp": (data, context, tensor),
-                "tp": (stage, data, context),
-                "cp": (stage, data, tensor),
-                "dp_cp": (stage, tensor),
-                "ep": (rank // self.expert,),
-                "edp": (stage, rank % self.expert),
-            }
-            groups.setdefault(same[line], []).append(rank)
-        return list(groups.values())
+        return self._along(line).groups(*line.split("_"))
+
+    @property
+    def _dense(self) -> Layout:
+        return Layout(("pp", "dp", "cp", "tp"), (self.stages, self.data, self.context, self.tensor))
+
+    def _along(self, line: str) -> Layout:
+        if line not in ("ep", "edp"):
+            return self._dense
+        return Layout(("pp", "edp", "ep"), (self.stages, self.stage_ranks // self.expert, self.expert))
 
 
 def combined(ranks: int) -> Axes:

@@ -15,7 +15,7 @@ from fixtures.ranks.steps import Context
 from reports.record import Outcome
 from suites.mesh import placement, test_mesh
 from suites.mesh.axes import laid_out
-from suites.mesh.issued import Layout, divide
+from suites.mesh.layout import Layout, divide
 from suites.zero import test_zero
 from tests.fixtures.check.answered import aimed, answered
 from tests.fixtures.ranks.gloo_world import run_world

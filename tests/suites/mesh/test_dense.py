@@ -12,7 +12,8 @@ from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT
 from suites.mesh.axes import laid_out
 from suites.mesh.dense import Divided
-from suites.mesh.issued import Layout, Sizes
+from suites.mesh.issued import Sizes
+from suites.mesh.layout import Layout
 from suites.mesh.task import Task, unsharded
 from suites.mesh.test_mesh import STEPS
 from tests.fixtures.ranks.gloo_world import context, run_world
