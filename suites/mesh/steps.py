@@ -1,6 +1,6 @@
 """What the ranks run for combinations of parallel axes on one device mesh.
 
-The dense steps lay all ranks of their world out along named axes (`suites.mesh.issued.divide`), train
+The dense steps lay all ranks of their world out along named axes (`suites.mesh.layout.divide`), train
 a small Llama that is divided along all of them, and compare it with the unsharded one on the same rank. In
 small worlds some axes have one rank, and their technique has nothing to do:
 

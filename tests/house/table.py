@@ -14,6 +14,7 @@ ISSUED = (
     *(f"suites.{family}.held" for family in ("expert", "mesh.moe", "zero")),
     *(f"suites.{family}.figures" for family in ("pipeline", "expert.disaggregated")),
     "suites.nodes.amounts",
+    "suites.mesh.layout",
 )
 SAYING = ("jinja2", "markupsafe", "junitparser", "matplotlib", "pydantic", "pydantic_core")
 
@@ -57,6 +58,7 @@ ROOMS = (
     ),
     Room("fixtures/run/**/*.py", ("fixtures", "thresholds", "reports"), ("pytest",), "floor 6: the run"),
     Room("suites/pipeline/schedules.py", (), (), "sent, and read by the controller: pure orders"),
+    Room("suites/mesh/layout.py", (), (), "sent, and read by the controller: how ranks lie along axes"),
     Room("suites/pipeline/simulator.py", _ORDERS, (), "sent, and read by the controller: orders in time"),
     *(
         Room(
