@@ -22,7 +22,7 @@ from suites.context.layout import Span
 from suites.context.ring_attention import Tally, WrittenOut, ring_attention
 from suites.mesh.axes import Mesh
 from suites.mesh.task import Task
-from suites.mesh.technique import loss_of, optimizer_of
+from suites.mesh.technique import RULE, loss_of
 from suites.tensor.regions import Group
 from suites.tensor.technique import block_plan
 from suites.zero import clipping
@@ -95,7 +95,7 @@ class Divided:
         self.task = task
         self.model = self.module(task.model(dtype))
         divided(task, mesh, self.model, reshard)
-        self.optimizer = optimizer_of(self.model.parameters())
+        self.optimizer = RULE.optimizer(self.model.parameters())
         self.norms = clipping.clip(self.optimizer, task.clip, self._counts)
         self.waiting_bytes = 0  # of parameters that are held between forward and backward
         self.model.register_forward_hook(self._wait)

@@ -21,7 +21,7 @@ from fixtures.ranks.study.fitting import fit
 from fixtures.ranks.study.models import Llama, seeded, tokens
 from suites.context import layout as context_layout
 from suites.mesh.issued import GROUPED, Sizes
-from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
+from suites.mesh.technique import RULE, loss_of, stacked, trained
 from suites.zero import clipping
 from suites.zero.training import in_pieces
 
@@ -85,7 +85,7 @@ class Task(Sizes):
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the batches of all ranks, alone; losses and logits are those of this rank's tokens."""
     model = task.model(dtype)
-    optimizer, steps = optimizer_of(model.parameters()), []
+    optimizer, steps = RULE.optimizer(model.parameters()), []
     for number in range(task.steps):
         x, y = task.batch(number)
         optimizer.zero_grad()

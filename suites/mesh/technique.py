@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -35,8 +35,7 @@ from suites.context.ring_attention import wide
 from suites.mesh import placement
 from suites.zero.training import of_kind
 
-LEARNING_RATE, MOMENTUM = 0.05, 0.9
-RULE = Sgd(LEARNING_RATE, MOMENTUM)
+RULE = Sgd(rate=0.05, momentum=0.9)
 SIZE_BYTES = 1 << 16  # of an exact payload; a GPU gets larger ones
 Issued = Mapping[str, tuple[Any, Expected]]  # by axis: its group or ranks, and the closed form
 
@@ -121,11 +120,6 @@ class Combined(Technique[AnEngine]):
             "grads": sum(memory.tensor_bytes(gradient_of(weight)) for weight in weights),
             "optimizer": memory.optimizer_bytes(engine.optimizer),
         }
-
-
-def optimizer_of(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """Make the optimizer of all steps: one state as large as the parameters."""
-    return torch.optim.SGD(list(parameters), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from fixtures.ranks.study.driver import TRAINED, WIDE, Entries, Form, Left, Name
 from fixtures.ranks.study.traffic import Traffic
 from fixtures.wire.held import Weighed
 from suites.zero import held
-from suites.zero.training import Engine, Task, follow, loss_of, optimizer_of, part_of, unsharded
+from suites.zero.training import RULE, Engine, Task, follow, loss_of, part_of, unsharded
 
 ITEM = WIDE.itemsize
 NEEDS = ("initialize", "utils", "comm")
@@ -68,7 +68,7 @@ class DeepSpeed(Engine):
     def __init__(self, task: Task, module: Any, stage: int, dtype: torch.dtype) -> None:  # noqa: ANN401
         self.module, self.model = module, task.model(dtype)
         self.first: Named = {}
-        inner = optimizer_of(list(self.model.parameters()))
+        inner = RULE.optimizer(self.model.parameters())
         config = settings(task, stage, dtype)
         self.engine, self.optimizer, *_ = module.initialize(
             model=self.model, optimizer=inner, config=config, dist_init_required=False

@@ -25,7 +25,7 @@ from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.wire.held import Weighed
-from suites.zero.training import Engine, Task, optimizer_of
+from suites.zero.training import RULE, Engine, Task
 
 
 def all_gather(whole: torch.Tensor, part: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ class Zero1(Engine):
     def __init__(self, task: Task, dtype: torch.dtype) -> None:
         self.task, self.model = task, task.model(dtype)
         self.blocks = [FlatBlock(block, task.ctx.rank, task.ctx.size) for block in self.model]
-        self.optimizer = optimizer_of([block.shard for block in self.blocks])
+        self.optimizer = RULE.optimizer([block.shard for block in self.blocks])
         self.live_peak_bytes = self.gradient_peak_bytes = 0
         self.prepare()
 
@@ -219,7 +219,7 @@ class Zero3(Zero2):
             block.module.register_forward_hook(
                 lambda _module, _inputs, _output, block=block: self._free(block)
             )
-        self.optimizer = optimizer_of([block.shard for block in self.blocks])
+        self.optimizer = RULE.optimizer([block.shard for block in self.blocks])
 
     def enter(self, block: FlatBlock) -> None:
         """The parameters are needed again."""

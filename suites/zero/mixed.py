@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,20 +21,14 @@ from fixtures.ranks.study import memory, parity
 from fixtures.ranks.study.driver import EXACT, TRAINED, WIDE, Entries, Named, Run
 from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
-from fixtures.ranks.study.updates import AdamW
+from fixtures.ranks.study.updates import AdamW, Rule
 from fixtures.wire.held import Weighed
 from suites.zero.flat import FlatBlock, Zero1, reduce_scatter
 from suites.zero.held import MIXED
-from suites.zero.training import Engine, Task, Trained, loss_of, optimizer_of, whole_results
+from suites.zero.training import Engine, Task, Trained, loss_of, whole_results
 
-ADAM_RATE, DECAY = 1e-3, 0.1
-MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+ADAM = AdamW(rate=1e-3, decay=0.1)
 EPSILON_BITS = 24  # half the spacing of fp32 at 1 is 2^-24
-
-
-def adam_of(parameters: list[torch.Tensor], *, fused: bool = False) -> torch.optim.Optimizer:
-    """Make AdamW: two states as large as the parameters. Fused, one kernel makes all of an update."""
-    return torch.optim.AdamW(parameters, lr=ADAM_RATE, weight_decay=DECAY, fused=fused)
 
 
 class ReducedOnce(Engine, ABC):
@@ -59,7 +53,7 @@ class MixedZero1(Zero1, ReducedOnce):
     def __init__(self, task: Task) -> None:
         super().__init__(task, TRAINED)
         self.masters = [nn.Parameter(block.shard.detach().to(WIDE)) for block in self.blocks]
-        self.optimizer = adam_of(list(self.masters), fused=task.micro_batches > 1)
+        self.optimizer = ADAM.optimizer(self.masters, fused=task.micro_batches > 1)
         self.first: Named = {}
         self.main: list[torch.Tensor] = []
         self.main_bytes = 0
@@ -145,12 +139,11 @@ class Casting(Trained[Reduced]):
     same places.
     """
 
-    make_optimizer: MakeOptimizer = optimizer_of
     dtypes: Sequence[torch.dtype] = (TRAINED,)
 
     def reference(self, dtype: torch.dtype) -> Named:
         """Train alone: in bf16 with casts in the same places, in fp64 without casts."""
-        return unsharded(self.task, dtype is TRAINED, self.make_optimizer)
+        return unsharded(self.task, dtype is TRAINED, self.rule)
 
     def beside(self, dtype: torch.dtype, run: Run[Reduced]) -> Entries:
         """Check the first reduction by itself, and the last rounding, too."""
@@ -160,22 +153,15 @@ class Casting(Trained[Reduced]):
 
 def mixed_zero1(task: Task, variant: str = "") -> Casting[MixedZero1]:
     """Stage 1 that reduces four bytes of a gradient and gathers two of a parameter."""
-    return Casting(
-        task,
-        lambda _: MixedZero1(task),
-        MIXED,
-        variant,
-        rule=AdamW(ADAM_RATE, DECAY),
-        make_optimizer=adam_of,
-    )
+    return Casting(task, lambda _: MixedZero1(task), MIXED, variant, ADAM)
 
 
-def unsharded(task: Task, mixed: bool, make_optimizer: MakeOptimizer = adam_of) -> Named:
+def unsharded(task: Task, mixed: bool, rule: Rule = ADAM) -> Named:
     """Train alone: in fp64, or with bf16 parameters, fp32 masters, and gradients rounded rank by rank."""
     dtype, kept = (TRAINED, WIDE) if mixed else (EXACT, EXACT)
     model = task.model(dtype)
     masters = [nn.Parameter(weight.detach().to(kept)) for weight in model.parameters()]
-    optimizer, losses, grads = make_optimizer(list(masters)), [], dict[str, torch.Tensor]()
+    optimizer, losses, grads = rule.optimizer(masters), [], dict[str, torch.Tensor]()
     names = [name for name, _ in model.named_parameters()]
     for number in range(task.steps):
         x, y = task.batch(number, dtype)

@@ -29,9 +29,7 @@ from suites.zero import clipping, issued
 from suites.zero.held import Kind
 from suites.zero.issued import Sizes
 
-LEARNING_RATE = 5e-4
-MOMENTUM = 0.9
-RULE = Sgd(LEARNING_RATE, MOMENTUM)
+RULE = Sgd(rate=5e-4, momentum=0.9)
 # Targets are scaled by this, and more at the size of training: by gradients so much larger, an update moves
 # weights by several of bf16's steps, so that weights of the step before are not taken for the new ones.
 FAR, FARTHER = 1 << 6, 1 << 10
@@ -167,11 +165,6 @@ class Block(Mlp):
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Squared error, summed over features, averaged over rows."""
     return (output - target).square().sum(-1).mean()
-
-
-def optimizer_of(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make the optimizer of all steps: one state as large as the parameters."""
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 class Engine:
@@ -350,7 +343,7 @@ def follow(
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the whole batch, alone."""
     model = task.reference(dtype)
-    optimizer = optimizer_of(list(model.parameters()))
+    optimizer = RULE.optimizer(model.parameters())
     losses, norms, grads = [], [], dict[str, torch.Tensor]()
     for number in range(task.steps):
         x, y = task.batch(number, dtype)

@@ -21,7 +21,7 @@ from fixtures.ranks.study.memory import storage_bytes
 from fixtures.ranks.study.models import gradient_of
 from fixtures.wire.held import Weighed
 from suites.zero import clipping
-from suites.zero.training import LEARNING_RATE, MOMENTUM, Engine, Task, optimizer_of
+from suites.zero.training import RULE, Engine, Task
 
 with warnings.catch_warnings():  # torch warns of its own use of torch.jit.script when this is imported
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -45,7 +45,7 @@ class Replicated(Engine):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Every rank updates everything."""
-        return optimizer_of(list(self.model.parameters()))
+        return RULE.optimizer(self.model.parameters())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Forward by DDP, which prepares backward."""
@@ -66,8 +66,8 @@ class ShardedOptimizer(Replicated):
             self.model.parameters(),
             optimizer_class=torch.optim.SGD,
             parameters_as_bucket_view=True,
-            lr=LEARNING_RATE,
-            momentum=MOMENTUM,
+            lr=RULE.rate,
+            momentum=RULE.momentum,
         )
 
 
@@ -82,7 +82,7 @@ class FullySharded(Engine):
         self.mesh = mesh
         for module in (*self.model, self.model):
             self.root = fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=self.policy())
-        self.optimizer = optimizer_of(list(self.model.parameters()))
+        self.optimizer = RULE.optimizer(self.model.parameters())
 
     def policy(self) -> MixedPrecisionPolicy:
         """Nothing is cast."""

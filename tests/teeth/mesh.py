@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Shard
 
+from fixtures.ranks.study.updates import AdamW
 from suites.context.ring_attention import GRADIENTS, KEYS
 from suites.expert import layer
 from suites.mesh import dense
@@ -188,7 +190,7 @@ def _bugs(step: str, *rows: tuple[str, Patch, str], size: int = 4) -> list[Bug]:
 ALL_CUT = planted(dense, "is_cut", lambda _: lambda _grad: True)
 UNSTRIDED = planted(_fsdp_param, "_StridedShard", lambda _: CutFirst)
 GPIPE = planted(training, "Schedule1F1B", lambda _: ScheduleGPipe)
-ADAM = planted(zero, "optimizer_of", lambda _: lambda masters: torch.optim.Adam(list(masters)))
+ADAM: Patch = partial(mock.patch.object, zero, "RULE", AdamW(rate=1e-3, decay=0.0))
 BEHIND: Patch = planted(PipelineStage, "get_fwd_send_ops", one_behind)
 SWAPPED: Patch = planted(torch.Tensor, "argsort", told(descending=True))
 REDUCE, GATHER, SUM = "reduce_scatter_single", "all_gather_single", "all_reduce"

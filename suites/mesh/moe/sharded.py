@@ -32,7 +32,7 @@ from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
-from suites.mesh.technique import optimizer_of
+from suites.mesh.technique import RULE
 
 _NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
 
@@ -51,7 +51,7 @@ class FullySharded(Trainer):
                 fully_shard(module, mesh=everyone, reshard_after_forward=True, mp_policy=policy)
         fully_shard(self.stage, mesh=everyone, reshard_after_forward=True, mp_policy=policy)
         weights = self.weights()
-        self.optimizer = optimizer_of(one for name, one in weights.items() if not is_expert(name))
+        self.optimizer = RULE.optimizer(one for name, one in weights.items() if not is_expert(name))
         self.optimizer.add_param_group({"params": [one for name, one in weights.items() if is_expert(name)]})
 
     def _mesh(self, line: str) -> DeviceMesh:

@@ -25,7 +25,7 @@ from suites.expert.layer import Unsharded
 from suites.expert.parity import DECIDES
 from suites.expert.routing import Shape
 from suites.mesh.moe.issued import LAYERS, VOCABULARY, Sizes
-from suites.mesh.technique import loss_of, optimizer_of, stacked, trained
+from suites.mesh.technique import RULE, loss_of, stacked, trained
 from suites.tensor.regions import Group
 
 _WEIGHTS, _TOKENS = 740, 741
@@ -130,7 +130,7 @@ def mixtures(model: models.Llama) -> list[Unsharded]:
 def unsharded(task: Task, dtype: torch.dtype) -> Named:
     """Train on the whole batch, alone; keep this rank's losses and its stage's outputs."""
     model, steps = task.model(dtype), []
-    optimizer = optimizer_of(model.parameters())
+    optimizer = RULE.optimizer(model.parameters())
     stage = task.axes.coordinates(task.ctx.rank)[0]
     leaves = -1 if stage == task.axes.stages - 1 else task.blocks_of(stage)[-1]
     for number in range(task.dims.steps):

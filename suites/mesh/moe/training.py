@@ -31,7 +31,7 @@ from suites.mesh.moe.issued import VOCABULARY
 from suites.mesh.moe.stage import Stage, is_expert, is_split, share
 from suites.mesh.moe.task import Task
 from suites.mesh.staged import forms
-from suites.mesh.technique import loss_of, optimizer_of
+from suites.mesh.technique import RULE, loss_of
 from suites.pipeline.recorder import Held, Recorder, in_this_thread
 from suites.pipeline.stages import RecordedStage, stepped
 
@@ -44,7 +44,7 @@ class Trainer:
     def __init__(self, task: Task, grid: Grid, dtype: torch.dtype) -> None:
         self.task, self.grid = task, grid
         self.stage = Stage(task, grid, dtype)
-        self.optimizer = optimizer_of(self.stage.parameters())
+        self.optimizer = RULE.optimizer(self.stage.parameters())
         self.recorder = Recorder(task.ctx, Held(list(self.stage.parameters())))
         self.schedule = self._schedule(dtype) if task.axes.stages > 1 else None
 

@@ -30,7 +30,7 @@ from suites.mesh.moe.run import SHARDED, Mixture
 from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
-from suites.mesh.technique import optimizer_of
+from suites.mesh.technique import RULE
 from suites.tensor.regions import Group, all_gather, reduce_scatter
 
 
@@ -88,7 +88,7 @@ class Zero1(Trainer):
             kind: Bucket({name: held[name] for name in held if bucket_of(name) == kind}, grid.group(line))
             for kind, line in LINE.items()
         }
-        self.optimizer = optimizer_of(bucket.masters for bucket in self.buckets.values())
+        self.optimizer = RULE.optimizer(bucket.masters for bucket in self.buckets.values())
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The masters."""
