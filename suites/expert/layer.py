@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fixtures.ranks.study.models import MoE
+from fixtures.ranks.study.models import Mlp
 from suites.expert.fp8 import by_rule, packed, unpacked
 from suites.expert.routing import Shape, counts, top_k
 from suites.tensor.regions import met
@@ -118,22 +118,41 @@ def route(logits: Tensor, wanted: Tensor, slots: int, dtype: torch.dtype) -> tup
     return (shares / shares.sum(dim=1, keepdim=True)).to(dtype), chosen
 
 
-class Unsharded(MoE):
+class Unsharded(nn.Module):
     """The whole layer on one rank: no row is sorted, sent or permuted.
 
     Logits are fp64 in every dtype, so that rounding changes no choice.
     """
 
     def __init__(self, shape: Shape, wanted: Tensor) -> None:
-        super().__init__(shape.hidden, shape.inner, shape.experts, shape.top_k)
-        self.wanted = wanted
+        super().__init__()
+        self.top_k, self.wanted = shape.top_k, wanted
+        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.experts = nn.ModuleList(Mlp(shape.hidden, shape.inner) for _ in range(shape.experts))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose with a preference."""
+        """Choose with a preference: weights and expert numbers, (tokens, top_k) each, for x (tokens, d)."""
         logits = x.double() @ self.router.weight.double().T
         weights, chosen = route(logits, self.wanted, self.top_k, x.dtype)
         self.weights = weights.detach()
         return weights, chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Send every token to its experts and add up their outputs."""
+        flat = x.flatten(0, -2)
+        weights, chosen = self.route(flat)
+        out = torch.zeros_like(flat)
+        # Of thousands few are chosen; with gradients the others take part too, as theirs are zero.
+        every = torch.arange(len(self.experts), device=x.device)
+        for number in (every if torch.is_grad_enabled() else torch.unique(chosen)).tolist():
+            token, slot = torch.nonzero(chosen == number, as_tuple=True)
+            out = out.index_add(0, token, self.work(number, flat[token]) * weights[token, slot, None])
+        return out.view_as(x)
+
+    def work(self, number: int, rows: Tensor) -> Tensor:
+        """The output of an expert for its rows."""
+        found: Tensor = self.experts[number](rows)
+        return found
 
 
 class UnshardedFp8(Unsharded):

@@ -39,7 +39,7 @@ class RingedAttention(Attention):
         self.channels, self.sequence, self.group = whole.channels, sequence, group
         self.q, self.k, self.v, self.o = whole.q, whole.k, whole.v, whole.o
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Attend over all of the sequence with this rank's queries, whose positions the ring knows."""
         q, k, v = self.project(x, self.sequence.queries.positions)
         found = ring_attention(q, torch.stack((k, v)), WrittenOut(self.sequence, Tally()), self.group)

@@ -11,12 +11,11 @@ import torch
 
 from fixtures.ranks.steps import Context, Unsupported
 from fixtures.ranks.study.driver import EXACT, TRAINED, Technique, run_once
-from fixtures.ranks.study.models import MoE
 from fixtures.ranks.study.pattern import LARGEST_BYTES, LAYERS
 from fixtures.wire.held import LEFT
 from suites.expert.disaggregated.figures import expected_span_s
 from suites.expert.groups import Nodes, crossing, hop_matrices, limited_tables, nodes_of
-from suites.expert.layer import route
+from suites.expert.layer import Unsharded
 from suites.expert.parity import Experts, layer
 from suites.expert.routing import (
     Shape,
@@ -150,13 +149,16 @@ def test_rows_of_iterations_before_are_wrong_while_it_is_timed(kind: type[Traffi
     assert run_world(2, wrong) == [[1, 1]] * 2
 
 
-def test_the_router_is_that_of_the_reference_model_when_nothing_is_preferred() -> None:
-    model = MoE(8, 4, 6, 2).double()
-    x = torch.randn(5, 8, dtype=torch.float64)
-    weights, chosen = route(model.router(x), torch.zeros(6), 2, x.dtype)
-    right_weights, right = model.route(x)
-    assert torch.equal(chosen, right)
-    torch.testing.assert_close(weights, right_weights)
+def test_the_unsharded_layer_is_the_weighted_sum_of_the_chosen_experts() -> None:
+    model = Unsharded(Shape(6, 8, 4, 5, 2), torch.zeros(5)).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    weights, chosen = model.route(x.flatten(0, 1))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(6, dtype=torch.float64))
+    shares = model.router(x.flatten(0, 1)).softmax(-1)
+    assert torch.equal(shares.argsort(dim=-1, descending=True)[:, :2], chosen)
+    every = torch.stack([expert(x.flatten(0, 1)) for expert in model.experts], dim=1)
+    right = sum(every[torch.arange(6), chosen[:, slot]] * weights[:, slot, None] for slot in range(2))
+    torch.testing.assert_close(model(x), torch.as_tensor(right).view_as(x))
 
 
 @pytest.mark.parametrize("dtype", [EXACT, TRAINED])
@@ -240,7 +242,7 @@ def test_the_unsharded_model_visits_its_experts_as_often_in_any_world() -> None:
     for ranks in (8, 16):
         ctx = replace(context(0, ranks), at_size=True)
         technique = Experts(ctx, layer(ctx, "balanced", Shape(8, 16, 8, ranks, 2)))
-        with mock.patch.object(MoE, "work", autospec=True, side_effect=MoE.work) as work:
+        with mock.patch.object(Unsharded, "work", autospec=True, side_effect=Unsharded.work) as work:
             whole = technique.reference(torch.float32)
         visits[ranks] = work.call_count / ranks
         assert len(whole["forward"]) == 8 * ranks
