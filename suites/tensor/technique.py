@@ -241,10 +241,8 @@ def sequence_plan() -> Plan:
     plan: dict[str, Any] = dict(block_plan())
     plan |= {name: SequenceParallel() for name in ("attention_norm", "mlp_norm")}
     plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.o", "mlp.down")}
-    plan["attention"] = PrepareModuleInput(
-        input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-    )
-    plan["mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    for name in ("attention", "mlp"):
+        plan[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     return plan
 
 
