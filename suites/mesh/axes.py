@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fixtures.ranks.groups import Among, lasting
+from fixtures.ranks.groups import Among, lasting, mesh_names
 from fixtures.ranks.steps import Context, Unsupported
 from suites.mesh.layout import Layout
 
@@ -23,23 +22,19 @@ def needs(ctx: Context, ranks: int, what: str) -> None:
 
 
 class Mesh:
-    """torch's mesh of a layout.
-
-    DTensor caches what it derives for a mesh, with group names, and takes meshes of the same ranks and axis
-    names for one. So the names carry a number: a later mesh must not get the groups of one that is gone.
-    """
-
-    _numbers = itertools.count()
+    """torch's mesh of a layout."""
 
     def __init__(self, ctx: Context, layout: Layout) -> None:
-        self.layout, self._kind, self._number = layout, ctx.device.type, next(self._numbers)
+        self.layout, self._kind = layout, ctx.device.type
         self._ranks = torch.arange(ctx.size).view(layout.sizes)
-        names = tuple(map(self._name, layout.names))
+        axes = (*layout.names, "dp_cp")
+        self._names = dict(zip(axes, mesh_names(*axes), strict=True))
+        names = tuple(self._names[name] for name in layout.names)
         self._mesh = DeviceMesh(self._kind, self._ranks, mesh_dim_names=names)
 
     def axis(self, name: str) -> DeviceMesh:
         """The mesh of one axis."""
-        return self._mesh[self._name(name)]
+        return self._mesh[self._names[name]]
 
     @cached_property
     def shards(self) -> DeviceMesh:
@@ -47,21 +42,18 @@ class Mesh:
         if "cp" not in self.layout.names:
             return self.axis("dp")
         if "tp" in self.layout.names:  # a weight that tp divides is divided again, on the same mesh
-            return self._mesh[self._name("dp"), self._name("cp")]._flatten(self._name("dp_cp"))
-        return DeviceMesh(self._kind, self._ranks.flatten(), mesh_dim_names=(self._name("dp_cp"),))
+            return self._mesh[self._names["dp"], self._names["cp"]]._flatten(self._names["dp_cp"])
+        return DeviceMesh(self._kind, self._ranks.flatten(), mesh_dim_names=(self._names["dp_cp"],))
 
     def group(self, name: str) -> dist.ProcessGroup:
         """This rank's group along an axis."""
-        return self._mesh.get_group(self._name(name))
+        return self._mesh.get_group(self._names[name])
 
     @property
     def used(self) -> list[Among]:
         """The axes with several ranks."""
         several = [name for name in self.layout.names if self.layout.size(name) > 1]
         return [Among.of(self.group(name), name) for name in several]
-
-    def _name(self, axis: str) -> str:
-        return f"{axis}{self._number}"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fixtures.ranks.groups import lasting
+from fixtures.ranks.groups import lasting, mesh_names
 from fixtures.ranks.steps import Context
 from fixtures.ranks.study.driver import EXACT, Entries, Named
 from fixtures.ranks.study.memory import storage_bytes
@@ -29,7 +28,6 @@ with warnings.catch_warnings():  # torch warns of its own use of torch.jit.scrip
 
 AXES = ("replicate", "shard")  # of a mesh, outermost first
 _MEBI = 1 << 20
-_NUMBERS = itertools.count()
 
 
 class Replicated(Engine):
@@ -151,12 +149,8 @@ def distributed(tensor: torch.Tensor) -> DTensor:
 def on_mesh(
     ctx: Context, shape: tuple[int, ...], work: Callable[[DeviceMesh], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Do the work on a mesh of this shape; destroy its groups unless the work fails.
-
-    The mesh's names carry a number, as in `suites.mesh.axes`.
-    """
-    ranks, number = torch.arange(ctx.size).view(shape), next(_NUMBERS)
-    names = tuple(f"{axis}{number}" for axis in AXES[-len(shape) :])
+    """Do the work on a mesh of this shape; destroy its groups unless the work fails."""
+    ranks, names = torch.arange(ctx.size).view(shape), mesh_names(*AXES[-len(shape) :])
     mesh = DeviceMesh(ctx.device.type, ranks, mesh_dim_names=names)
     groups = [mesh.get_group(number) for number in range(len(shape))]
     with lasting(groups):

@@ -14,7 +14,6 @@ tokens of its whole set, so its gradient is divided by all ranks (torchtitan's `
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from fixtures.ranks.groups import mesh_names
 from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import local
 from fixtures.ranks.study.models import gradient_of
@@ -33,8 +33,6 @@ from suites.mesh.moe.stage import is_expert
 from suites.mesh.moe.task import Task
 from suites.mesh.moe.training import Trainer
 from suites.mesh.technique import RULE
-
-_NUMBERS = itertools.count()  # DTensor takes two meshes of the same ranks and names for one
 
 
 class FullySharded(Trainer):
@@ -55,9 +53,8 @@ class FullySharded(Trainer):
         self.optimizer.add_param_group({"params": [one for name, one in weights.items() if is_expert(name)]})
 
     def _mesh(self, line: str) -> DeviceMesh:
-        name = f"{line}{next(_NUMBERS)}"
         group, kind = self.grid.group(line).handle, self.task.ctx.device.type
-        return DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
+        return DeviceMesh.from_group(group, kind, mesh_dim_names=mesh_names(line))
 
     def part(self, whole: Named) -> dict[str, Tensor]:
         """This rank's losses, its stage's outputs, and its rows of each weight and gradient."""
