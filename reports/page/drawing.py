@@ -54,15 +54,26 @@ def settings(**changes: object) -> AbstractContextManager[None]:
     return mpl.rc_context({**_SETTINGS, **changes})  # type: ignore[dict-item]
 
 
-def save(figure: Figure, report_dir: Path, picture: Picture, names: Mapping[str, str] | None = None) -> None:
-    """Write a figure as the picture's file. `names` are tooltips of its parts, by their gid."""
+Shapes = Mapping[str, ET.Element]  # what is put behind a part of a figure, by the gid of that part
+
+
+def save(figure: Figure, report_dir: Path, picture: Picture, shapes: Shapes | None = None) -> None:
+    """Write a figure as the picture's file."""
     buffer = StringIO()
     metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
     with warnings.catch_warnings():
         # A viewer may have the glyph that this font lacks, and warnings may be errors.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format="svg", metadata=metadata)
-    write_file(report_dir / picture.file, without_styles(buffer.getvalue(), names or {}))
+    write_file(report_dir / picture.file, without_styles(buffer.getvalue(), shapes or {}))
+
+
+def shape(tag: str, text: str = "", **attributes: str | float) -> ET.Element:
+    """An element of a picture, for what matplotlib would take long to draw."""
+    told = {name: one if isinstance(one, str) else f"{one:.7g}" for name, one in attributes.items()}
+    made = ET.Element(f"{{{_SVG}}}{tag}", told)
+    made.text = text
+    return made
 
 
 def pixels(figure: Figure) -> tuple[int, int]:
@@ -71,7 +82,7 @@ def pixels(figure: Figure) -> tuple[int, int]:
     return round(width), round(height)
 
 
-def without_styles(svg: str, names: Mapping[str, str]) -> str:
+def without_styles(svg: str, shapes: Shapes) -> str:
     """The same picture with presentation attributes in place of `style` attributes and elements."""
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
@@ -81,10 +92,8 @@ def without_styles(svg: str, names: Mapping[str, str]) -> str:
             parent.remove(child)
         for name, value in _declarations(parent.attrib.pop("style", "")):
             parent.set(name, value)
-        if parent.get("id") in names:
-            title = ET.Element(f"{{{_SVG}}}title")
-            title.text = names[parent.attrib["id"]]
-            parent.insert(0, title)
+        if parent.get("id") in shapes:
+            parent.append(shapes[parent.attrib["id"]])
     # What matplotlib's style sheet set for every element; both are inherited.
     root.attrib.update({"stroke-linejoin": "round", "stroke-linecap": "butt"})
     return ET.tostring(root, encoding="unicode", xml_declaration=False) + "\n"

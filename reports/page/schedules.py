@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -40,6 +41,16 @@ _IDLE = "#f6dcd8"
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 1120, 172, 14, 58, 26, 30  # pixels
 _THICKNESS = 0.85  # of a bar, of its row
 _DIGIT = 6.2  # pixels that a digit takes
+# Of all bars and their numbers; SVG counts points.
+_BARS = {
+    "transform": f"scale({72 / PIXELS_PER_INCH})",
+    "stroke": "#ffffff",
+    "stroke-width": "0.8",
+    "font-size": "10.67",
+    "font-family": "'DejaVu Sans', sans-serif",
+    "text-anchor": "middle",
+    "dominant-baseline": "central",
+}
 
 
 class Box(NamedTuple):
@@ -75,47 +86,44 @@ class Schedule:
     formula: str
     left_out: int
 
-    @property
-    def key(self) -> tuple[str, bool]:
-        """Of schedules with the same key only one is drawn."""
-        return self.step, len(self.check.nodes) > 1
-
-    @property
-    def excess(self) -> float:
-        """By how much the bubble is larger than it should be."""
-        found = self.figure("bubble_excess")
-        return -math.inf if found is None else found
-
-    def figure(self, name: str) -> float | None:
-        """One of the figures that the check recorded."""
-        figures = self.check.recorded.get("figures")
-        value = figures.get(name) if isinstance(figures, Mapping) else None
-        return float(value) if isinstance(value, int | float) and abs(value) < _MOST_FIGURE else None
-
 
 def draw(checks: Sequence[CheckRecord], report_dir: Path) -> list[Picture]:
     """Draw each schedule once inside a node and once across nodes: the one with the worst bubble."""
-    worst: dict[tuple[str, bool], Schedule] = {}
-    count: dict[tuple[str, bool], int] = {}
+    places: dict[tuple[str, bool], list[CheckRecord]] = {}
     for check in checks:
-        schedule = _schedule(check)
-        if schedule is not None:
-            key = schedule.key
-            count[key] = count.get(key, 0) + 1
-            worst[key] = max(worst.get(key, schedule), schedule, key=lambda one: one.excess)
+        said = check.recorded.get("schedule")
+        if isinstance(said, Mapping):  # as of few of them
+            places.setdefault((str(said.get("step")), len(check.nodes) > 1), []).append(check)
+    worst = [(schedule, len(same)) for same in places.values() if (schedule := _worst(same))]
     return [
-        _picture(number, schedule, count[key], report_dir)
-        for number, (key, schedule) in enumerate(list(worst.items())[:MOST_PICTURES], start=1)
+        _picture(number, schedule, alike, report_dir)
+        for number, (schedule, alike) in enumerate(worst[:MOST_PICTURES], start=1)
     ]
 
 
 # reading
 
 
+def _worst(checks: Sequence[CheckRecord]) -> Schedule | None:
+    """The schedule with the worst bubble of those that are well-formed; to read all would take long."""
+
+    def excess(check: CheckRecord) -> float:
+        found = _bubble(check, "bubble_excess")
+        return -math.inf if found is None else found
+
+    ordered = sorted(checks, key=excess, reverse=True)
+    return next((read for check in ordered if (read := _schedule(check))), None)
+
+
+def _bubble(check: CheckRecord, name: str) -> float | None:
+    """One of the figures that a check recorded of its bubble."""
+    figures = check.recorded.get("figures")
+    value = figures.get(name) if isinstance(figures, Mapping) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < _MOST_FIGURE else None
+
+
 def _schedule(check: CheckRecord) -> Schedule | None:
     """Read the first pipeline of a check; None unless every one of its ranks has a row."""
-    if "schedule" not in check.recorded:  # as nearly all of them
-        return None
     try:
         found = _Recorded.model_validate(check.recorded["schedule"])
     except ValidationError:
@@ -164,23 +172,23 @@ class _Recorded(BaseModel):
 
 def _picture(number: int, schedule: Schedule, alike: int, report_dir: Path) -> Picture:
     name = schedule.step.rpartition(".")[2]
-    where = "across nodes" if schedule.key[1] else "inside a node"
+    where = "across nodes" if len(schedule.check.nodes) > 1 else "inside a node"
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-    formula = schedule.figure("bubble_formula")
+    formula = _bubble(schedule.check, "bubble_formula")
     bubble = formula if formula is not None and formula >= 0 else None
     # Text stays text: thousands of micro-batches as outlines would be a large file.
     with drawing.settings(**{"svg.fonttype": "none", "font.size": 8.0}):
-        figure, names = _figure(schedule.rows, bubble)
+        figure, bars = _figure(schedule.rows, bubble)
         file, text = f"plots/schedule-{number}-{plain}.svg", _in_words(schedule, alike)
         picture = Picture(file, f"{name} {where}", text, *drawing.pixels(figure))
-        drawing.save(figure, report_dir, picture, names)
+        drawing.save(figure, report_dir, picture, bars)
     return picture
 
 
-def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str, str]]:
+def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str, ET.Element]]:
     """One row per rank, and lines where the work would end alone and with the `bubble` of the formula.
 
-    The second value holds the tooltips of the boxes by their gid.
+    The second value holds what each rank did by the gid of its row, which shows that it waits.
     """
     height = _TOP + _ROW * len(rows) + _BOTTOM
     figure = Figure(figsize=(_WIDTH / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
@@ -191,9 +199,11 @@ def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str
     expected_s = busy_s * (1 + (bubble or 0.0))
     axes.set_xlim(0, max(end_s, expected_s) * 1e3)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    names: dict[str, str] = {}
-    for number, row in enumerate(rows):
-        names.update(_paint_row(axes, number, row, end_s))
+    pixels_per_ms = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
+    bars = {f"row-{number}": _bars(number, row, pixels_per_ms) for number, row in enumerate(rows)}
+    for number, name in enumerate(bars):
+        corner = (0.0, number - _THICKNESS / 2)
+        axes.add_artist(Rectangle(corner, end_s * 1e3, _THICKNESS, facecolor=_IDLE, gid=name))
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_formatter(lambda value_ms, _: f"{notation.number(value_ms)} ms")
@@ -202,28 +212,29 @@ def _figure(rows: Sequence[Row], bubble: float | None) -> tuple[Figure, dict[str
     _mark(axes, "work alone", busy_s * 1e3, 1 + 14 / (_ROW * len(rows)))
     if bubble is not None:
         _mark(axes, "end by the formula", expected_s * 1e3, 1 + 28 / (_ROW * len(rows)))
-    return figure, names
+    return figure, bars
 
 
-def _paint_row(axes: Axes, number: int, row: Row, end_s: float) -> Iterator[tuple[str, str]]:
-    """Paint what a rank did, and yield the gid and the tooltip of each box."""
-    top = number - _THICKNESS / 2
-    axes.add_artist(Rectangle((0, top), end_s * 1e3, _THICKNESS, facecolor=_IDLE, gid=f"idle-{number}"))
+def _bars(number: int, row: Row, pixels_per_ms: float) -> ET.Element:
+    """What a rank did; matplotlib takes a millisecond for a bar, and a report has tens of thousands."""
+    bars = drawing.shape("g", **_BARS)
     first = min(box.stage for box in row.boxes)
-    pixels_per_ms = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
-    for index, box in enumerate(row.boxes):
+    top, height = _TOP + _ROW * (number + (1 - _THICKNESS) / 2), _ROW * _THICKNESS
+    for box in row.boxes:
         word, *colours = KINDS[box.kind]
         later = box.stage != first
-        begin, width = box.begin_s * 1e3, (box.end_s - box.begin_s) * 1e3
-        shape = Rectangle((begin, top), width, _THICKNESS, facecolor=colours[later], edgecolor="#ffffff")
-        shape.set(linewidth=0.6, gid=f"box-{number}-{index}")
-        axes.add_artist(shape)
+        begin, end = box.begin_s * 1e3, box.end_s * 1e3
+        left, width = _LEFT + begin * pixels_per_ms, (end - begin) * pixels_per_ms
+        bar = drawing.shape("rect", x=left, y=top, width=width, height=height, fill=colours[later])
+        span = f"{notation.number(begin)} to {notation.number(end)} ms"
+        title = f"{word} of stage {box.stage}, micro-batch {box.micro_batch}: {span}"
+        bar.append(drawing.shape("title", title))
+        bars.append(bar)
         label = str(box.micro_batch)
-        if width * pixels_per_ms > _DIGIT * len(label) + 3:
-            ink = INK if later else "#ffffff"
-            axes.text(begin + width / 2, number, label, color=ink, ha="center", va="center_baseline")
-        span = f"{notation.number(begin)} to {notation.number(begin + width)} ms"
-        yield str(shape.get_gid()), f"{word} of stage {box.stage}, micro-batch {box.micro_batch}: {span}"
+        if width > _DIGIT * len(label) + 3:
+            ink, middle = INK if later else "#ffffff", top + height / 2
+            bars.append(drawing.shape("text", label, x=left + width / 2, y=middle, fill=ink, stroke="none"))
+    return bars
 
 
 def _legend(figure: Figure, rows: Sequence[Row]) -> None:
@@ -258,11 +269,11 @@ def _in_words(schedule: Schedule, alike: int) -> str:
     }
     by = f"{schedule.formula} with " if schedule.formula else ""
     letters = ", ".join(f"{name} = {value}" for name, value in size.items())
-    text = (
-        f"bubble {_shown(schedule.figure('bubble'))} measured, "
-        f"{_shown(schedule.figure('bubble_formula'))} by the formula ({by}{letters}), "
-        f"{_shown(schedule.figure('bubble_simulated'))} simulated; on {notation.fold(schedule.check.nodes)}"
+    measured, formula, simulated = (
+        _shown(_bubble(schedule.check, name)) for name in ("bubble", "bubble_formula", "bubble_simulated")
     )
+    text = f"bubble {measured} measured, {formula} by the formula ({by}{letters}), {simulated} simulated"
+    text += f"; on {notation.fold(schedule.check.nodes)}"
     text += f", the worst of {alike} places" if alike > 1 else ""
     return text + (f"; {schedule.left_out} more ranks are not drawn" if schedule.left_out else "")
 

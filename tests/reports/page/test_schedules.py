@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -52,8 +54,9 @@ def drawn(kept: Mapping[str, Any], directory: Path) -> tuple[Picture, ET.Element
     return picture, ET.parse(directory / picture.file).getroot()  # noqa: S314 - ours
 
 
-def parts(root: ET.Element) -> dict[str, ET.Element]:
-    return {group.attrib["id"]: group for group in root.iter(f"{SVG}g") if "id" in group.attrib}
+def rows(root: ET.Element) -> list[ET.Element]:
+    """The row of each rank: that it waits, and over it what it does."""
+    return [one for one in root.iter(f"{SVG}g") if one.get("id", "").startswith("row-")]
 
 
 def span(element: ET.Element) -> tuple[float, float]:
@@ -62,14 +65,18 @@ def span(element: ET.Element) -> tuple[float, float]:
     return min(map(float, numbers[::2])), max(map(float, numbers[::2]))
 
 
+def bars(row: ET.Element) -> list[tuple[float, float, str]]:
+    """Left and right of each bar of a row, in points, and its tooltip."""
+    found = []
+    for one in row.iter(f"{SVG}rect"):
+        left, width = (float(one.attrib[name]) * 0.75 for name in ("x", "width"))
+        found.append((left, left + width, str(one.findtext(f"{SVG}title"))))
+    return sorted(found)
+
+
 def boxes(root: ET.Element) -> list[list[str]]:
     """What is drawn in each row, from left to right."""
-    rows: dict[str, list[tuple[float, str]]] = {}
-    for name, group in parts(root).items():
-        if name.startswith("box-"):
-            title = str(group.findtext(f"{SVG}title"))
-            rows.setdefault(name.split("-")[1], []).append((span(group)[0], title.partition(":")[0]))
-    return [[title for _, title in sorted(row)] for row in rows.values()]
+    return [[title.partition(":")[0] for _, _, title in bars(row)] for row in rows(root)]
 
 
 def words(root: ET.Element) -> list[str]:
@@ -78,14 +85,14 @@ def words(root: ET.Element) -> list[str]:
 
 def test_every_rank_has_a_row_with_its_operations_in_their_order(tmp_path: Path) -> None:
     picture, root = drawn(recorded(), tmp_path)
-    rows = boxes(root)
-    assert len(rows) == 4
-    assert rows[3][:3] == [
+    ranks = boxes(root)
+    assert len(ranks) == 4
+    assert ranks[3][:3] == [
         "forward of stage 3, micro-batch 0",
         "backward of stage 3, micro-batch 0",
         "forward of stage 3, micro-batch 1",
     ]
-    assert [len(row) for row in rows] == [16] * 4
+    assert [len(rank) for rank in ranks] == [16] * 4
     labels = [word for word in words(root) if word.startswith("rank ")]
     assert labels == ["rank 0 on gpu01", "rank 1 on gpu02", "rank 2 on gpu01", "rank 3 on gpu02"]
     assert (picture.file, picture.title) == ("plots/schedule-1-one-f-one-b.svg", "one_f_one_b across nodes")
@@ -94,20 +101,19 @@ def test_every_rank_has_a_row_with_its_operations_in_their_order(tmp_path: Path)
 def test_a_box_lies_where_its_time_says(tmp_path: Path) -> None:
     """On rank 3 of 1F1B the first forward begins after three others, and is half as long as a backward."""
     _, root = drawn(recorded(), tmp_path)
-    there = {name: span(group) for name, group in parts(root).items() if name.startswith(("box-3", "idle-3"))}
-    (idle, idle_end), (begin, middle), (_, end) = there["idle-3"], there["box-3-0"], there["box-3-1"]
+    idle, idle_end = span(rows(root)[3])
+    (begin, middle, title), (_, end, _), *_ = bars(rows(root)[3])
     unit = middle - begin
     assert end - middle == pytest.approx(2 * unit, abs=0.02)
     assert begin - idle == pytest.approx(3 * unit, abs=0.05)
     assert idle_end - idle == pytest.approx(33 * unit, abs=0.2)
-    title = parts(root)["box-3-0"].findtext(f"{SVG}title")
     assert title == "forward of stage 3, micro-batch 0: 30 to 40 ms"
 
 
 def test_the_ends_of_the_work_and_of_the_formula_are_marked(tmp_path: Path) -> None:
     _, root = drawn(recorded(), tmp_path)
     dashed = [span(one)[0] for one in root.iter(f"{SVG}path") if "stroke-dasharray" in one.attrib]
-    left = span(parts(root)["idle-0"])[0]
+    left = span(rows(root)[0])[0]
     assert (dashed[1] - left) / (dashed[0] - left) == pytest.approx(1.375, abs=0.001)
     assert {"work alone", "end by the formula", "waiting: the bubble", "forward", "backward"} <= set(
         words(root)
@@ -139,6 +145,29 @@ def test_of_many_nodes_the_worst_is_drawn(tmp_path: Path) -> None:
         "one_f_one_b across nodes",
     ]
     assert pictures[0].text.endswith("; on gpu02, the worst of 3 places")
+
+
+def test_only_the_worst_is_read_and_where_it_is_malformed_the_next(tmp_path: Path) -> None:
+    """Of 64 nodes that is one schedule of 64, each with a thousand operations."""
+    checks = [
+        bubble_check(recorded(ranks=2, bubble_excess=number / 10), f"gpipe-inside-n{number}", (f"n{number}",))
+        for number in range(4)
+    ]
+    with mock.patch.object(schedules, "_schedule", wraps=schedules._schedule) as read:
+        assert "on n3, " in schedules.draw(checks, tmp_path)[0].text
+        assert read.call_count == 1
+        checks[3].recorded["schedule"]["ranks"][0]["said"]["operations"] = None
+        assert "on n2, " in schedules.draw(checks, tmp_path)[0].text
+
+
+def test_a_long_schedule_takes_little_longer_to_draw_than_a_short_one(tmp_path: Path) -> None:
+    """Sixteen ranks of an interleaved one have 2,048 bars: 15 times as long if matplotlib draws each."""
+    took = []
+    for ranks in (2, 2, 16):  # the first loads what all need
+        kept, begun = recorded("interleaved", ranks=ranks), time.process_time()
+        schedules.draw([bubble_check(kept)], tmp_path)
+        took.append(time.process_time() - begun)
+    assert took[2] < 6 * took[1]
 
 
 def test_how_much_is_drawn_is_bounded(tmp_path: Path) -> None:
