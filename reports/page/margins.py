@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reports import notation
 from reports.record import Outcome
@@ -12,8 +13,7 @@ MOST_NODES, MOST_METRICS = 24, 10
 ACROSS = "across nodes"  # the row of checks that ran on several nodes
 
 
-@dataclass(frozen=True)
-class Margin:
+class Margin(NamedTuple):
     """The share of a limit that one judgement takes up; `check` is the id of its check."""
 
     node: str
@@ -21,7 +21,8 @@ class Margin:
     used: float
     outcome: Outcome
     check: str
-    sentence: str
+    measured: str
+    limit: str
 
     @property
     def text(self) -> str:

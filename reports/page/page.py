@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from reports import notation
 from reports.audit import head, notes
@@ -46,8 +46,7 @@ class Answer:
     proof: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One judgement of a check, as a table shows it; `margin` is how far above or below its limit."""
 
     kind: str
@@ -161,10 +160,10 @@ class Gap:
 
 def build(records: Sequence[Record], verdict: RunVerdict) -> dict[str, Any]:
     """Everything that the templates read of a run, except pictures and other files beside the page."""
-    sources: dict[str, int] = {}
+    rows = _Rows()
     reported = (record for record in records if isinstance(record, CheckRecord))
     checks = [
-        Check(f"check-{index}", record, tuple(_row(judgement, sources) for judgement in record.judgements))
+        Check(f"check-{index}", record, tuple(map(rows.row, record.judgements)))
         for index, record in enumerate(reported, start=1)
     ]
     lines = _lines(checks)
@@ -186,16 +185,15 @@ def build(records: Sequence[Record], verdict: RunVerdict) -> dict[str, Any]:
         "more_trouble": len(trouble[_MOST_TROUBLES:]),  # shown only on the pages of the families
         "margins": margins.table(_margins(checks)),
         "chapters": _chapters(lines),
-        "sources": list(sources),
+        "sources": list(rows.sources),
         "nodes": list(nodes.values()),
         "facts": facts.compare(list(nodes.values())),
         "jobs": list(jobs.values()),
         # the address of each check's element, from the first page
         "anchors": {
-            check.record.id: f"#{check.anchor}"
-            if check.anchor in shown
-            else f"{FAMILIES.replace('*', family(check.record))}#{line.first.anchor}"
+            check.record.id: f"#{check.anchor}" if check.anchor in shown else there
             for line in lines
+            for there in (f"{FAMILIES.replace('*', family(line.first.record))}#{line.first.anchor}",)
             for check in line.checks
         },
     }
@@ -213,20 +211,30 @@ def _answers(verdict: RunVerdict) -> list[Answer]:
     ]
 
 
-def _row(judgement: Judgement, sources: dict[str, int]) -> Row:
-    source = sources.setdefault(judgement.source, len(sources) + 1) if judgement.source else 0
-    size = judgement.case.get("size")
-    where = f" at {notation.size(size)}" if isinstance(size, int) else ""
-    return Row(
-        kind=judgement.metric,
-        metric=judgement.metric + where,
-        outcome=judgement.outcome,
-        measured=notation.quantity(judgement.value, judgement.unit) or "none",
-        limit=judgement.limit,
-        margin=_margin(judgement),
-        used=steps.used(judgement),
-        source=source,
-    )
+class _Rows:
+    """Makes a row of a judgement; equal ones, as of many nodes, are put into words once."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, int] = {}
+        self._known: dict[object, Row] = {}
+
+    def row(self, one: Judgement) -> Row:
+        """The row of this judgement."""
+        size = one.case.get("size")
+        told = one.metric, size, one.outcome, one.value, one.unit, one.limit, one.limit_value, one.source
+        if told not in self._known:
+            where = f" at {notation.size(size)}" if isinstance(size, int) else ""
+            self._known[told] = Row(
+                kind=one.metric,
+                metric=one.metric + where,
+                outcome=one.outcome,
+                measured=notation.quantity(one.value, one.unit) or "none",
+                limit=one.limit,
+                margin=_margin(one),
+                used=steps.used(one),
+                source=self.sources.setdefault(one.source, len(self.sources) + 1) if one.source else 0,
+            )
+        return self._known[told]
 
 
 def _margin(judgement: Judgement) -> str:
@@ -286,8 +294,8 @@ def _margins(checks: Sequence[Check]) -> Iterator[Margin]:
         nodes = check.record.nodes
         for row in check.rows if nodes else ():
             if row.used is not None and row.outcome in (Outcome.PASS, Outcome.FAIL):
-                name, sentence = nodes[0] if len(nodes) == 1 else ACROSS, f"{row.measured}, {row.limit}"
-                yield Margin(name, row.kind, row.used, row.outcome, check.record.id, sentence)
+                name = nodes[0] if len(nodes) == 1 else ACROSS
+                yield Margin(name, row.kind, row.used, row.outcome, check.record.id, row.measured, row.limit)
 
 
 def family(check: CheckRecord) -> str:

@@ -89,11 +89,9 @@ def _judged(checks: Sequence[CheckRecord]) -> dict[str, list[Judgement]]:
 
 def _cell(judgements: Sequence[Judgement]) -> Cell:
     """Show the worst of them."""
-    return min(
-        map(_shown, judgements),
-        key=lambda cell: (GRAVITY.index(cell.outcome or Outcome.PASS), -cell.used),
-        default=Cell(),
-    )
+    if not judgements:
+        return Cell()
+    return _shown(min(judgements, key=lambda one: (GRAVITY.index(one.outcome), -(used(one) or 0.0))))
 
 
 def _shown(judgement: Judgement) -> Cell:
