@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import resource
 import signal
@@ -19,7 +18,6 @@ import pytest
 from fixtures.blame.links import probe
 from fixtures.blame.selfcheck import site
 from fixtures.check import requests
-from fixtures.check.judges import claims
 from fixtures.cluster import cluster, contact, job
 from fixtures.cluster.measurement import CaseRequest, Measurement, World
 from fixtures.transport import bundle
@@ -62,7 +60,6 @@ SHORT: tuple[tuple[Any, str, Any], ...] = (
     (requests, "STEP_DEADLINE_S", {"gloo": 1.0}),
     (requests, "CONNECT_S", 0.0),
     (probe, "ALONE_DEADLINE_S", {"gloo": 1.0}),
-    (claims, "CLOCKS_APART", math.inf),  # what nodes say that they timed takes them no time
     (bundle, "files", dict),
     (html, "write", lambda *_: None),
     (hostile_node, "BEAT_S", 0.4),

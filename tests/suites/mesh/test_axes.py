@@ -92,7 +92,7 @@ def told(hosts: Sequence[str], layout: Layout, real: Sequence[str] = ()) -> list
 def faults(ranks: Sequence[RankReport]) -> list[str]:
     """The sentences of what is out of place."""
     nodes = tuple(dict.fromkeys(rank.node for rank in ranks))
-    measurement = Measurement("mesh.fsdp_tp", {}, World(nodes), "1", "gloo", tuple(ranks), 900.0)
+    measurement = Measurement("mesh.fsdp_tp", {}, World(nodes), "1", "gloo", tuple(ranks), 0.0)
     target = aimed(measurement, holds=test_mesh.STEPS[0].holds)
     found = judged.judge(answered(measurement, target)).judgements
     return [one.sentence for one in found if one.outcome is not Outcome.PASS]

@@ -132,7 +132,7 @@ def test_products_that_take_longer_and_longer_turn_the_slope_red(
     monkeypatch.setattr(torch, "mm", clock.mm)
     (said,) = lasting.measured(replace(context(0, 1), alone=True), 1.0)
     report = RankReport(0, "here", 0, "cpu", {"series": [said]})
-    measurement = Measurement("nodes.slope", {}, World(("here",)), "1", "gloo", (report,), 900.0)
+    measurement = Measurement("nodes.slope", {}, World(("here",)), "1", "gloo", (report,), 0.1)
     outcomes = {one.metric: one.outcome for one in judging.judge(measurement, "series").judgements}
     assert outcomes["slope"] is outcome
 
