@@ -20,18 +20,25 @@ class Layout:
         """Ranks along these axes together."""
         return math.prod(size for name, size in zip(self.names, self.sizes, strict=True) if name in names)
 
+    def places(self, rank: int) -> list[int]:
+        """A rank's index along every axis."""
+        found = []
+        for size in reversed(self.sizes):
+            rank, place = divmod(rank, size)
+            found.append(place)
+        return found[::-1]
+
     def place(self, rank: int, name: str) -> int:
         """A rank's index along an axis."""
-        if name not in self.names:
-            return 0
-        return rank // self.size(*self.names[self.names.index(name) + 1 :]) % self.size(name)
+        return self.places(rank)[self.names.index(name)] if name in self.names else 0
 
     def groups(self, *names: str) -> list[list[int]]:
         """All groups along these axes together, each in their order."""
-        fixed = [name for name in self.names if name not in names]
+        fixed = [axis for axis, name in enumerate(self.names) if name not in names]
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(math.prod(self.sizes)):
-            found.setdefault(tuple(self.place(rank, name) for name in fixed), []).append(rank)
+            places = self.places(rank)
+            found.setdefault(tuple([places[axis] for axis in fixed]), []).append(rank)
         return list(found.values())
 
     def by_rank(self) -> list[dict[str, list[int]]]:

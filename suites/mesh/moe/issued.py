@@ -42,7 +42,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, chain
 from random import Random
 from typing import Any
@@ -78,7 +78,7 @@ class Axes:
 
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
         """Give stage, data, context and tensor of a rank."""
-        stage, data, context, tensor = (self._dense.place(rank, name) for name in self._dense.names)
+        stage, data, context, tensor = self._dense.places(rank)
         return stage, data, context, tensor
 
     def size(self, line: str) -> int:
@@ -89,7 +89,7 @@ class Axes:
         """Give all groups of a line, each in the order of its axis."""
         return self._along(line).groups(*line.split("_"))
 
-    @property
+    @cached_property
     def _dense(self) -> Layout:
         return Layout(("pp", "dp", "cp", "tp"), (self.stages, self.data, self.context, self.tensor))
 
