@@ -12,7 +12,7 @@ from fixtures.check.judges import placement as judged
 from fixtures.check.plan import Case
 from fixtures.cluster.measurement import Measurement, RankReport, Unchecked, World
 from fixtures.ranks.steps import Context
-from reports.record import Outcome
+from reports.record import BlameKind, Outcome
 from suites.mesh import placement, test_mesh
 from suites.mesh.axes import laid_out
 from suites.mesh.layout import Layout, divide
@@ -126,6 +126,17 @@ def test_axes_of_other_ranks_than_planned_are_seen_on_one_machine_too() -> None:
         f"axis dp of ranks 0, 1 stays on a, and has to be of ranks 0, 2: {wrong}",
         f"axis tp of ranks 0, 2 stays on a, and has to be of ranks 0, 1: {wrong}",
     ]
+
+
+@pytest.mark.parametrize("wrong", [{"ranks": [0, 1]}, {"machines": ["a"]}], ids=["ranks", "machines"])
+def test_a_rank_whose_axis_is_in_place_by_its_others_is_not_believed(wrong: dict[str, Any]) -> None:
+    ranks = told(["a", "a", "b", "b"], Layout(TWO, (2, 2)))
+    ranks[2].result["placement"][0].update(wrong)
+    with pytest.raises(
+        Unchecked, match=r"rank 2 on b says that axis dp .* others of that axis do not"
+    ) as why:
+        faults(ranks)
+    assert [(one.kind, one.nodes) for one in why.value.blame] == [(BlameKind.LOST, ("b",))]
 
 
 @pytest.mark.parametrize("step", [*test_mesh.STEPS, *test_mesh.EXPERTS, test_zero.HYBRID])
