@@ -30,7 +30,8 @@ held = partial(Entries, issued=issued, held=bytes_held)  # and the closed forms
 
 
 # A rank with one stage, one with two, and one whose second stage is the last or whose first is the first.
-small = partial(held, memory=8, peaks=2, left=2, delivered=4, timed=Timed(figures.read, figures.figures))
+timed = Timed(figures.read, figures.figures, figures.other_orders)
+small = partial(held, memory=8, peaks=2, left=2, delivered=4, timed=timed)
 ONE, TWO, ENDS = (
     small(parity=18, repeat=8, traffic=4),
     small(parity=38, repeat=18, traffic=4),
