@@ -226,6 +226,19 @@ def test_every_selector_that_rows_use_is_known_and_some_case_has_it() -> None:
     assert used <= produced
 
 
+@each("name", ["h100-sxm5-ndr400", "h200-ndr400", "b200-ndr400", "azure-ndv5-mi300x"])
+def test_two_gpus_may_share_a_link_to_the_host_when_all_copy_at_once_and_one_alone_has_it_whole(
+    name: str,
+) -> None:
+    half = 54.8 / 2  # of PCIe 5.0 x16: also what one GPU has by half the lanes, or by the generation before
+    for metric in ("host_to_device", "device_to_host"):
+        found = [
+            outcome(FILES[name], metric, {"step": f"nodes.host_links{step}", "nodes": 1}, rate)
+            for step, rate in (("", half), ("", half / 2), (" alone", half))
+        ]
+        assert found == [Outcome.PASS, Outcome.FAIL, Outcome.FAIL]
+
+
 @each("path", ["nvlink", "network"])
 def test_a_barrier_which_the_host_times_has_a_ceiling_of_its_own(path: str) -> None:
     hardware = FILES["h100-sxm5-ndr400"]
