@@ -170,8 +170,9 @@ JUDGED = [
     ("gcp-a4", case("all_reduce", 4), 0, 290.0),
     ("gcp-a4", case("all_gather", 2), 0, 300.0),
     ("b200-ndr400", case("all_reduce", 2), 0, 430.0),
-    ("h100-roce400", case("all_reduce", 4), 0, 290.0),
-    ("h200-roce400", case("all_reduce", 2), 0, 430.0),
+    ("h100-roce400", case("all_reduce", 2), 430.0, 376.0),  # with NVLS, and without one rail of eight
+    ("h100-roce400", case("all_reduce", 4), 320.0, 290.0),
+    ("h200-roce400", case("all_reduce", 2), 430.0, 376.0),
     ("aws-p6-b300", case("all_reduce", 4), 0, 600.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 2, "mnnvl", ranks_per_node=4), 891.64, 780.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 18, "mnnvl", ranks_per_node=4), 834.57, 740.0),
