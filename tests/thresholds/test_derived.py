@@ -42,6 +42,7 @@ PUBLISHED = (
     ("h200-ndr400", "nvlink", 1, "all_to_all", 128, 290.8, f"{CONFIGURATOR} h200_sxm"),
     ("b200-ndr400", "nvlink", 1, "all_reduce", 128, 589.6, f"{CONFIGURATOR} b200_sxm"),
     ("b200-ndr400", "nvlink", 1, "all_to_all", 128, 496.4, f"{CONFIGURATOR} b200_sxm"),
+    ("aws-p6-b300", "nvlink", 1, "all_to_all", 128, 512.1, f"{CONFIGURATOR} b300_sxm"),
     ("aws-p5", "network", 2, "all_reduce", 64, 209.19, "aws-samples/awsome-distributed-training@7217859"),
     ("aws-p4de", "network", 2, "all_reduce", 64, 47.58, "aws-samples/awsome-distributed-training@7217859"),
     ("gcp-a3-mega", "network", 2, "all_gather", 64, 121.49, "GoogleCloudPlatform/cluster-toolkit@1047080"),

@@ -174,6 +174,8 @@ JUDGED = [
     ("h100-roce400", case("all_reduce", 4), 320.0, 290.0),
     ("h200-roce400", case("all_reduce", 2), 430.0, 376.0),
     ("aws-p6-b300", case("all_reduce", 4), 0, 600.0),
+    ("aws-p6-b300", case("all_reduce", 1, "nvlink"), 834.84, 790.0),
+    ("aws-p6-b300", case("all_to_all", 1, "nvlink"), 670.76, 590.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 2, "mnnvl", ranks_per_node=4), 811.0, 720.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 18, "mnnvl", ranks_per_node=4), 834.57, 720.0),
     ("gb200-nvl72-ndr400", case("all_to_all", 16, "mnnvl", ranks_per_node=4), 622.92, 90.0),  # by NIC
