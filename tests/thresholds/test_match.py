@@ -40,6 +40,7 @@ def test_shipped_hardware_is_recognised_and_a_missing_gpu_is_no_other_hardware()
         ({"gpu": "NVIDIA H100 80GB HBM3", "nic_gigabits_per_s": 200, "nics": 10}, "h100-roce400"),
         ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400}, "h200-roce400"),
         ({"gpu": "NVIDIA H200", "nic_gigabits_per_s": 400, "vendor": "Google"}, "gcp-a3-ultra"),
+        ({"gpu": "NVIDIA B300 SXM6 AC", "nic_gigabits_per_s": 400, "nics": 18}, "b300-roce800"),
         ({"gpu": "NVIDIA B300 SXM6 AC", "fabric": "efa", "product": "p6-b300.48xlarge"}, "aws-p6-b300"),
         ({"gpu": "NVIDIA B200", "fabric": "efa", "product": "p6-b200.48xlarge"}, "aws-p6-b200"),
     ],

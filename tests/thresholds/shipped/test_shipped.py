@@ -176,6 +176,9 @@ JUDGED = [
     ("aws-p6-b300", case("all_reduce", 4), 0, 600.0),
     ("aws-p6-b300", case("all_reduce", 1, "nvlink"), 834.84, 790.0),
     ("aws-p6-b300", case("all_to_all", 1, "nvlink"), 670.76, 590.0),
+    ("b300-roce800", case("all_reduce", 2), 766.54, 690.0),
+    ("b300-roce800", case("all_to_all", 2), 180.98, 90.5),  # by half of its NICs
+    ("b300-roce800", case("send_recv", 2), 0, 50.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 2, "mnnvl", ranks_per_node=4), 811.0, 720.0),
     ("gb200-nvl72-ndr400", case("all_reduce", 18, "mnnvl", ranks_per_node=4), 834.57, 720.0),
     ("gb200-nvl72-ndr400", case("all_to_all", 16, "mnnvl", ranks_per_node=4), 622.92, 90.0),  # by NIC
