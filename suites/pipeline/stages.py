@@ -116,7 +116,7 @@ class Pipeline:
         parameters = [one for module in self.modules.values() for one in module.parameters()]
         self.recorder = Recorder(ctx, Held([*parameters, problem.inputs]))
         staged = [self._stage(stage) for stage in self.stages]
-        make: Callable[..., Any] = getattr(pipelining, plan.torchs)
+        make: Callable[..., Any] = getattr(pipelining, plan.torch_name)
         single = staged[0] if plan.chunks == 1 else staged
         self._schedule = make(single, shape.micro_batches, loss_fn=loss)
 

@@ -209,7 +209,7 @@ def run(
     """
     shape = shape_of(schedule, ctx.size, per_rank, most)
     _fit(ctx, shape, width, rows)
-    engine(ctx, pipelining.__name__, [PLANS[schedule].torchs])
+    engine(ctx, pipelining.__name__, [PLANS[schedule].torch_name])
     with pipeline_of(ctx, shape.ranks) as among:
         own = among.context(ctx)
         technique = Scheduled(ctx=own, among=among, schedule=schedule, shape=shape, width=width, rows=rows)

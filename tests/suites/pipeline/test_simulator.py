@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from suites.pipeline.schedules import PLANS, Op, Shape, crossings, in_flight
+from suites.pipeline.schedules import PLANS, Op, Plan, Shape, crossings, in_flight
 from suites.pipeline.simulator import UNITS, bubble, simulate
 
 SMALL = [(ranks, per_rank) for ranks in (2, 3, 4, 8) for per_rank in (2, 3)]
@@ -45,6 +46,14 @@ def test_formulas_are_those_of_the_papers() -> None:
         "interleaved": 3 / 16,
         **dict.fromkeys(("zero_bubble", "zbv", "dualpipev"), 3 / 48),
     }
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_what_the_report_shows_is_the_formula(plan: Plan) -> None:
+    shape = Shape(4, 8, plan.chunks)
+    numbers = {"v": shape.chunks, "m": shape.micro_batches, "3": 3}
+    factors = plan.formula.removeprefix("(p - 1)/").strip("()").split()
+    assert plan.bubble(shape) == pytest.approx(3 / math.prod(numbers[factor] for factor in factors))
 
 
 HELD: dict[str, Callable[[Shape, int], int]] = {  # by the papers
