@@ -161,6 +161,13 @@ def test_the_option_table_has_the_plugin_s_options_and_defaults() -> None:
     assert {name: written[name] for name in given} == given
 
 
+def test_the_command_for_containers_is_the_one_that_help_shows() -> None:
+    parser = Parser()
+    options.add_options(parser)  # type: ignore[arg-type]
+    command = str(parser.added["--launch-prefix"]["help"]).split("'")[1]
+    assert f"`{command}`" in README
+
+
 CUT_SHORT = [*making.green()[:-1], making.end(cut_short="SIGTERM")]
 NOTHING = [making.run(), making.plan(), making.end(pytest_status=5)]
 
