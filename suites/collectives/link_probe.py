@@ -46,11 +46,11 @@ def probe(
     said: dict[str, Any] = {"partner": partner, "receives": None, "wrong": []}
     ctx.progress.phase(ROUND_TRIPS)
     said["round_trips"] = _round_trips(ctx, partner, on_first, round_trips)
-    for way, name in enumerate(TOWARDS):
+    for direction, name in enumerate(TOWARDS):
         ctx.progress.phase(name)
         if partner is None:
             timing.barrier(ctx)
-        elif on_first == (way == 0):
+        elif on_first == (direction == 0):
             _send(ctx, messages, partner, laps)
         else:
             said["receives"] = _receive(ctx, messages, partner, lead, laps)
@@ -62,7 +62,7 @@ def _partner(ctx: Context) -> tuple[int | None, bool]:
     """The partner, None where the other node has fewer ranks; and whether this is the first node."""
     names = list(dict.fromkeys(ctx.hosts))
     if len(names) != 2:
-        raise ValueError(f"a way leads from one node to another; this world has {len(names)} nodes")
+        raise ValueError(f"a link joins two nodes; this world has {len(names)} nodes")
     first, second = ([r for r, host in enumerate(ctx.hosts) if host == name] for name in names)
     own, others = (first, second) if ctx.rank in first else (second, first)
     place = own.index(ctx.rank)

@@ -97,7 +97,7 @@ def test_a_rank_without_a_partner_waits_for_the_others() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["aa", "abc"])
-def test_a_way_leads_between_two_nodes(hosts: str) -> None:
+def test_a_link_joins_two_nodes(hosts: str) -> None:
     ctx = context(0, len(hosts))
     ctx.hosts = list(hosts)
     with pytest.raises(ValueError, match=f"this world has {len(set(hosts))} nodes"):
