@@ -86,7 +86,11 @@ def _node_case(node: NodeVerdict, verdict: RunVerdict) -> TestCase:
         ("hosts", node.host_line),
     )
     return _case(
-        *(NODE_CLASS, node.node, element, node.standing.value, message),
+        classname=NODE_CLASS,
+        name=node.node,
+        element=element,
+        kind=node.standing.value,
+        message=message,
         body=body,
         output="" if element else message,
         properties=properties,

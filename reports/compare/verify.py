@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from reports import answer, verdict_file
@@ -54,9 +55,8 @@ def _other_lines(path: Path, expected: str) -> Iterator[str]:
     except OSError as fault:
         yield f"{path.name} cannot be read: {fault.strerror or fault}"
         return
-    ours, theirs = expected.split("\n"), found.split("\n")
-    for number in range(1, max(len(ours), len(theirs)) + 1):
-        want, has = (lines[number - 1] if number <= len(lines) else None for lines in (ours, theirs))
+    pairs = zip_longest(expected.split("\n"), found.split("\n"))
+    for number, (want, has) in enumerate(pairs, 1):
         if want != has:
             yield f"{path.name}, line {number}: it says {_shown(has)}, and the journal {_shown(want)}"
             return

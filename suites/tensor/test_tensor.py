@@ -141,7 +141,8 @@ def test_time_is_recorded(check: Check) -> None:
 # Limits come from what the backend's collectives do, and torch's fused operations are none of them.
 @over(
     [case for case in STEPS if case.step != "tensor.async_tp"],
-    *(INSIDE, NETWORK),
+    INSIDE,
+    NETWORK,
     ask=requests.step,
     judges=[patterns.judge],
 )

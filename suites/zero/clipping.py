@@ -66,10 +66,8 @@ def by_torch(weights: Mapping[str, torch.Tensor], part: Callable[[Named], Named]
     elsewhere = sum(not torch.equal(before[name], own[name]) for name in before)
     norm = torch.stack([one.norm() for one in whole.values()]).norm()
     found: Any = torch.nn.utils.clip_grad_norm_(list(weights.values()), float(norm) / 2)
-    clipped, right = (
-        torch.cat([one.flatten() for one in parts])
-        for parts in (map(local, grads.values()), [one / 2 for one in before.values()])
-    )
+    clipped = torch.cat([local(grad).flatten() for grad in grads.values()])
+    right = torch.cat([grad.flatten() / 2 for grad in before.values()])
     return [
         {"what": "gradients that torch joins in another order", "error": float(elsewhere), "tolerance": 0.0},
         parity.entry("norm of distributed gradients", found.full_tensor(), norm),

@@ -37,10 +37,8 @@ class Prefetching(FullySharded):
 
 def prefetched(task: Task, mesh: DeviceMesh) -> dict[str, Any]:
     """Run with prefetch, and compare it also with the same without: only the time may differ."""
-    ahead, plain = (
-        Trained(task, make, RESHARDED)
-        for make in (partial(Prefetching, task, mesh), partial(FullySharded, task, mesh, True))
-    )
+    ahead = Trained(task, partial(Prefetching, task, mesh), RESHARDED)
+    plain = Trained(task, partial(FullySharded, task, mesh, True), RESHARDED)
     if task.ctx.at_size:
         return at_size(task.ctx, ahead)
     done = study(task.ctx, ahead)
