@@ -11,6 +11,7 @@ import pytest
 from fixtures.check import cost
 from fixtures.check.plan import Topology, plan
 from fixtures.check.target import Target, turn_of
+from fixtures.check.workload import FAMILIES
 from fixtures.ranks.collectives.calls import CALLS
 from fixtures.run.provenance import ROOT
 from fixtures.transport.hosts import parse
@@ -56,6 +57,11 @@ def planned(topology: Topology) -> list[str]:
 def test_every_suite_file_is_looked_at_here() -> None:
     there = {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "suites").rglob("test_*.py")}
     assert there == {Path(*module.__name__.split(".")) for module in MODULES}
+
+
+def test_every_folder_is_a_family_that_workloads_can_name() -> None:
+    folders = {path.parent.name for path in (ROOT / "suites").glob("*/test_*.py")}
+    assert folders == {*FAMILIES, "selfcheck"}
 
 
 def test_names_are_distinct_after_a_ci_server_has_cleaned_them() -> None:
