@@ -64,9 +64,9 @@ def median_s(ctx: Context, run: Callable[[], object], label: str) -> float:
     return statistics.median(samples.seconds)
 
 
-def figure(metric: str, what: str, value: float, samples: int, load: str = "all at once") -> Series:
-    """Report a figure that was computed from many samples."""
-    return {"metric": metric, "what": what, "load": load, "value": value, "samples": samples}
+def figure(metric: str, what: str, value: float, samples: int) -> Series:
+    """Report a figure that was computed from many samples, taken on all devices at once."""
+    return {"metric": metric, "what": what, "load": "all at once", "value": value, "samples": samples}
 
 
 def unlike(
