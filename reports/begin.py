@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -267,22 +267,37 @@ def given(words: Sequence[str], *names: str) -> str:
     return value
 
 
-def environment_words() -> list[str]:
-    """Give the arguments that pytest takes from the environment."""
-    return shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+def all_words(typed: Iterable[object], settings: Iterable[str] = ()) -> list[str]:
+    """Give all arguments that pytest takes: those of its settings, of the environment, and what was typed."""
+    said = os.environ.get("PYTEST_ADDOPTS", "")
+    try:
+        environment = shlex.split(said)
+    except ValueError:  # a quotation that is open, with which pytest does not start: the report must be red
+        environment = said.split()
+    return [*_with_files([*settings, *environment, *map(str, typed)])]
+
+
+def _with_files(arguments: Iterable[str]) -> Iterator[str]:
+    """Yield arguments, the lines of a file in the place of its `@FILE`; pytest refuses one without a file."""
+    for word in arguments:
+        try:
+            lines = Path(word[1:]).read_text(encoding="utf-8").splitlines() if word[:1] == "@" else None
+        except (OSError, ValueError):
+            lines = None
+        yield from [word] if lines is None else _with_files(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Begin as `pytest suites/` with these arguments would; returns the exit status."""
-    words = [*environment_words(), *arguments]
-    if not _WRITES_NOTHING.isdisjoint(words):
+    asked = all_words(arguments)
+    if not _WRITES_NOTHING.isdisjoint(asked):
         return 0
     root = Path(__file__).resolve().parent.parent
-    place, runs = report_dir(Path.cwd(), given(words, "--report-dir"), root)
+    place, runs = report_dir(Path.cwd(), given(asked, "--report-dir"), root)
     try:
-        resumed(Path.cwd(), given(words, "--resume"), place, runs)
-        inputs(Path.cwd(), words, place, runs)
-        take(place, junit_path(given(words, "--junitxml", "--junit-xml")), runs).release()
+        resumed(Path.cwd(), given(asked, "--resume"), place, runs)
+        inputs(Path.cwd(), asked, place, runs)
+        take(place, junit_path(given(asked, "--junitxml", "--junit-xml")), runs).release()
     except (HeldError, UnusableError) as refused:
         print(refused, file=sys.stderr)  # noqa: T201 - a command line: why nothing can begin
         return UNUSABLE

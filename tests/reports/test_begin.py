@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.begin import JOURNAL, UnusableError, begin, junit_path, take
+from reports.begin import JOURNAL, UnusableError, begin, junit_path, main, take
 from reports.hold import HeldError, Hold
 from tests.house.tree import ROOT
 from tests.reports import making
@@ -87,6 +87,18 @@ def test_what_runs_nothing_writes_nothing(last_night: Path, word: str) -> None:
     before = contents(last_night)
     assert command("--report-dir", str(last_night), word).returncode == 0
     assert contents(last_night) == before
+
+
+def test_arguments_in_a_file_and_an_open_quotation_are_read_too(
+    last_night: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (last_night / "words").write_text(f"--report-dir\n{last_night}\n--plan\n")
+    before = contents(last_night)
+    assert main([f"@{last_night / 'words'}"]) == 0
+    assert contents(last_night) == before
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"--report-dir {last_night} -k 'sweep")
+    assert main([]) == 0
+    assert red(last_night / "junit.xml")
 
 
 def test_a_directory_that_another_run_holds_is_not_touched(last_night: Path) -> None:
