@@ -18,6 +18,9 @@ ARGS     =
 PYTHON   =
 VERSIONS = 2.10.0
 
+# What pytest is told. HOSTS=$NODES with nothing in NODES names no node, and must not mean this machine.
+TOLD = $(if $(filter-out file,$(origin HOSTS)),--hosts '$(HOSTS)') $(ARGS)
+
 SHELL       = /bin/sh
 .SHELLFLAGS = -eu -c
 .ONESHELL:
@@ -31,7 +34,7 @@ COMMANDS = sshd ssh ip tc bridge unshare nsenter setpriv mount chromium
 PACKAGES = openssh-server openssh-client iproute2 util-linux mount chromium
 
 accept: begin .venv/.run ## judge this machine, or the nodes of a hosts file: HOSTS=nodes.txt
-	@$(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') $(ARGS)
+	@$(BIN)/pytest suites/ $(TOLD)
 
 # Before the set-up, which may fail: a red report in the place of the last one. Any Python can do that. Status 4 says
 # that the place is held or of no use; any other, that this Python could not do it, or that there is none.
@@ -39,7 +42,7 @@ begin: ## leave a red report in the place of the last one
 	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do
 	    command -v "$$python" >/dev/null || continue
 	    status=0
-	    "$$python" -m reports.begin $(ARGS) || status=$$?
+	    "$$python" -m reports.begin $(TOLD) || status=$$?
 	    case $$status in 0|4) exit $$status;; esac
 	done
 
@@ -75,7 +78,7 @@ versions: .venv/.run ## the suite on versions of torch that nodes may have: giga
 	        "$$python" -m pip install --quiet "torch==$$version"
 	        touch ".venv/torch/$$version/.made"
 	    fi
-	    $(BIN)/pytest suites/ $(if $(HOSTS),--hosts '$(HOSTS)') --remote-python "$$PWD/$$python" $(ARGS)
+	    $(BIN)/pytest suites/ --remote-python "$$PWD/$$python" $(TOLD)
 	done
 
 lint: .venv/.test ## linters and types

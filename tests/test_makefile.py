@@ -191,6 +191,26 @@ def test_hosts_and_arguments_are_passed_through(machine: Machine) -> None:
     assert machine.calls() == ["pytest suites/ --hosts my nodes.txt --workload nodes --env A=b"]
 
 
+def test_hosts_that_are_empty_are_not_this_machine(machine: Machine) -> None:
+    machine.done(".made", ".run")
+    machine.command(".venv/bin/pytest")
+    machine.make("accept", "HOSTS=")
+    assert machine.calls() == ["pytest suites/ --hosts "]
+
+
+def test_a_hosts_file_in_the_report_directory_is_not_removed_before_the_run(machine: Machine) -> None:
+    machine.done(".made", ".run")
+    machine.command(".venv/bin/pytest")
+    shutil.copytree(ROOT / "reports", machine.tree / "reports", ignore=shutil.ignore_patterns("out", "runs"))
+    hosts = machine.tree / "answer/accepted.txt"
+    hosts.parent.mkdir()
+    hosts.write_text("n1\n")
+    words = ("HOSTS=answer/accepted.txt", "ARGS=--report-dir answer", f"PYTHON={sys.executable}")
+    done = machine.make("accept", *words)
+    assert hosts.read_text() == "n1\n", done.stderr
+    assert (done.returncode, machine.calls()) == (2, [])
+
+
 @pytest.mark.parametrize(("status", "made"), [(0, 0), (1, 2), (2, 2), (5, 2)])
 def test_a_run_that_is_not_green_is_not_green_for_make(machine: Machine, status: int, made: int) -> None:
     machine.done(".made", ".run")

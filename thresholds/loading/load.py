@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def hardware_files(asked: str, here: Path) -> tuple[Hardware, ...]:
     if asked == "none":
         return ()
     if asked != "auto":
-        return (load_whole(here / resolve(asked).expanduser()),)
+        return (load_whole(here / os.path.expanduser(resolve(asked))),)
     loaded: list[Hardware] = []
     faults: list[Fault] = []
     for path in shipped().values():
