@@ -97,12 +97,6 @@ def test_nothing_said_matches_nothing() -> None:
         recognise(H100, [])
 
 
-def test_two_files_that_match_are_refused_by_name(tmp_path: Path) -> None:
-    other = GOOD.replace('name = "small"', 'name = "other"')
-    with pytest.raises(RecogniseError, match=r"several hardware files match .*: small, other"):
-        recognise({"gpu": "Some GPU", "fabric": "infiniband"}, files(tmp_path, GOOD, other))
-
-
 def test_case_does_not_matter_and_a_star_stands_for_any_text(tmp_path: Path) -> None:
     paths = files(tmp_path, GOOD.replace('"Some GPU"', '"some *[80GB]"'))
     assert recognise({"gpu": "SOME Thing [80gb]", "fabric": "InfiniBand"}, paths).name == "small"
