@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fixtures.check.plan import Case
 from fixtures.ranks.steps import Context
-from fixtures.ranks.study.calibrated import Pace
 from suites.zero.test_zero import AT_SIZE, STEPS, scaled
 from suites.zero.training import Task, unsharded
 from tests.fixtures.ranks.gloo_world import context
@@ -49,38 +47,3 @@ def test_an_update_moves_weights_in_bf16_of_every_block(case: Case) -> None:
 def test_rows_that_micro_batches_do_not_share_are_refused() -> None:
     with pytest.raises(ValueError, match="3 rows cannot be cut into 2 micro-batches"):
         Task(context(0, 2), 24, 1, 3, 1, micro_batches=2)
-
-
-class Clock:
-    """The clock of a GPU whose spin takes twice as long as long as it is cold."""
-
-    def __init__(self) -> None:
-        self.now_s, self.spins = 0.0, 0
-
-    def spin(self, cycles: int) -> None:
-        self.spins += 1
-        self.now_s += cycles / (1e9 if self.spins > 2 else 5e8)
-
-    def event(self, **_: object) -> Event:
-        return Event(self)
-
-
-class Event:
-    """A mark on it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.at_s = clock, 0.0
-
-    def record(self, _: object) -> None:
-        self.at_s = self.clock.now_s
-
-    def elapsed_time(self, end: Event) -> float:
-        return (end.at_s - self.at_s) * 1e3
-
-
-def test_a_spin_is_calibrated_by_a_gpu_that_has_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(torch.cuda, "Event", clock.event)
-    monkeypatch.setattr(torch.cuda, "_sleep", clock.spin)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
-    assert Pace(torch.device("cuda"))._cycles_per_s == pytest.approx(1e9)
