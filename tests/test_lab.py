@@ -26,17 +26,6 @@ from tests.lab.processes import members, namespace
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 
 REPOSITORY = Path(__file__).parents[1]
-LOGIN = """
-import sys, paramiko
-client = paramiko.SSHClient()
-client.load_host_keys(sys.argv[1])
-client.set_missing_host_key_policy(paramiko.RejectPolicy())
-config = paramiko.SSHConfig.from_path(sys.argv[2]).lookup("n02")
-client.connect(config["hostname"], int(config["port"]), config["user"], key_filename=config["identityfile"],
-               look_for_keys=False, allow_agent=False)
-print(client.exec_command("hostname")[1].read().decode().strip())
-client.close()
-"""
 
 
 class Witness:
@@ -94,11 +83,6 @@ def test_ssh_logs_in_with_strict_host_keys(lab: Lab) -> None:
     assert (done.stdout.split(), done.stderr) == (["n01", "0", "eth0", "lo", "reno"], "")
 
 
-def test_paramiko_logs_in_with_strict_host_keys(lab: Lab) -> None:
-    done = lab.run([sys.executable, "-c", LOGIN, str(lab.known_hosts), str(lab.ssh_config)], timeout_s=20)
-    assert (done.stdout, done.stderr) == ("n02\n", "")
-
-
 def test_nodes_are_machines_of_their_own(lab: Lab) -> None:
     lab.on("n01", ["touch", "/tmp/mine", "/dev/shm/mine", "/run/mine", "/var/tmp/mine"])
     look = ["sh", "-c", "find /tmp /dev/shm /run /var/tmp -name mine"]
@@ -112,11 +96,6 @@ def test_nodes_are_machines_of_their_own(lab: Lab) -> None:
     }
     assert len(seen | {Path(path).read_text().strip() for path in identity}) == 6
     assert [process.pid for process in lab.processes("n01")] == [1]
-
-
-def test_nodes_resolve_each_other_by_name(lab: Lab) -> None:
-    found = lab.on("n01", ["getent", "hosts", "n02"]).stdout
-    assert found.split() == ["10.77.0.2", "n02"]
 
 
 def test_run_passes_environment_and_status_but_not_pytests_own(lab: Lab) -> None:

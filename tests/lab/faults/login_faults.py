@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from pathlib import Path
 
 from tests.lab.handle import Handle
 from tests.lab.parts.keys import write_key
-from tests.lab.parts.sshd import DEFAULT_PATH, IN_NODE, PROGRAM, SshdState
+from tests.lab.parts.sshd import IN_NODE, PROGRAM, SshdState
 
 # Python imports sitecustomize from PYTHONPATH at start. It must not load torch in programs that do not use
 # it, so the patch waits until the program itself has imported torch.
@@ -101,14 +100,6 @@ class LoginFaults(Handle):
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(python_source)
         self.env(node, "PYTHONPATH", f"{IN_NODE}/site")
-
-    def stub_tools(self, node: str, directory: Path) -> None:
-        """Put a copy of a directory of programs first on the PATH of everything that sshd starts.
-
-        Undo with env(node, "PATH", None).
-        """
-        shutil.copytree(directory, self.files(node) / "tools", dirs_exist_ok=True)
-        self.env(node, "PATH", f"{IN_NODE}/tools:{DEFAULT_PATH}")
 
     def noisy_shell(self, node: str, text: str) -> None:
         """Let root's .bashrc print something, which then precedes the output of every command."""

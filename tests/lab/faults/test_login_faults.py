@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -38,13 +37,6 @@ def test_a_changed_host_key_is_noticed_and_can_be_put_back(lab: Lab) -> None:
     lab.restore_host_key("n01")
     assert login(lab, "n01", "hostname").stdout == "n01\n"
     assert lab.known_hosts.read_text() == known
-
-
-def test_logins_are_refused_and_accepted_again(lab: Lab) -> None:
-    lab.refuse_login("n01")
-    assert "Permission denied" in login(lab, "n01", "hostname").stderr
-    lab.sshd_option("n01", "AuthorizedKeysFile", None)
-    assert login(lab, "n01", "hostname").stdout == "n01\n"
 
 
 def test_an_option_that_sshd_does_not_know_is_refused_and_the_node_lives(lab: Lab) -> None:
@@ -88,17 +80,6 @@ def test_a_shell_can_be_noisy_or_slow(lab: Lab) -> None:
     assert time.monotonic() - started >= 1.0
     lab.quiet_shell("n01")
     assert login(lab, "n01", "hostname").stdout == "n01\n"
-
-
-def test_stub_tools_come_first_on_the_path(lab: Lab, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho a stub\n")
-    tool.chmod(0o755)
-    lab.stub_tools("n01", tmp_path)
-    assert login(lab, "n01", "nvidia-smi; hostname").stdout == "a stub\nn01\n"
-    assert login(lab, "n02", "nvidia-smi").returncode == 127
-    lab.env("n01", "PATH", None)
-    assert login(lab, "n01", "nvidia-smi").returncode == 127
 
 
 def test_torch_is_patched_on_one_node_only(lab: Lab) -> None:

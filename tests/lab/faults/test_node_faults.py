@@ -131,16 +131,6 @@ def test_hogs_run_until_they_are_ended(lab: Lab) -> None:
     assert lab.processes("n01", "lab-hog") == []
 
 
-def test_a_small_tmp_is_full_on_that_node_only(lab: Lab) -> None:
-    lab.small_tmp("n01", "64k")
-    write = ["sh", "-c", "head -c 100000 /dev/zero >/tmp/data; status=$?; rm /tmp/data; exit $status"]
-    full, roomy = lab.on("n01", write), lab.on("n02", write)
-    assert (full.returncode, roomy.returncode) == (1, 0)
-    assert "No space left on device" in full.stderr
-    lab.small_tmp("n01", "50%")
-    assert lab.on("n01", write).returncode == 0
-
-
 def test_python_disappears_from_one_node(lab: Lab) -> None:
     run = f"{sys.executable} -S -c 'print(1)'"
     lab.remove_python("n01")
