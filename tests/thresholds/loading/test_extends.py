@@ -9,7 +9,7 @@ import pytest
 import tomllib
 
 from tests.each import each
-from tests.thresholds.files import recognise
+from tests.thresholds.files import recognise, row
 from thresholds.hardware import Hardware
 from thresholds.loading.faults import HardwareFileError
 from thresholds.loading.load import hardware_files, load, load_whole, shipped
@@ -30,23 +30,9 @@ gpus_per_node = 2
 
 [line_rate]
 nvlink = 450.0
-
-[[limit]]
-metric = ["busbw", "busbw_mean"]
-path = "nvlink"
-nodes = 1
-min_of_bound = 0.7
-source = "example/repository@0000000 file:1"
-date = 2026-05-01
-
-[[limit]]
-metric = "busbw"
-path = "network"
-nodes = ">=2"
-min_of_bound = 0.8
-source = "example/repository@0000000 file:2"
-date = 2026-05-01
 """
+BOARD += row(["busbw", "busbw_mean"], "min_of_bound = 0.7", path="nvlink", nodes=1)
+BOARD += row("busbw", "min_of_bound = 0.8", path="network", nodes=">=2")
 INSIDE, ACROSS = 16, 24  # the lines of the board's rows
 CHILD = """\
 [hardware]
@@ -65,15 +51,7 @@ bandwidth = ["1MiB", "8GiB"]
 plateau = ["8GiB"]
 latency = ["16KiB"]
 """
-OWN_ROW = """
-[[limit]]
-metric = "busbw"
-path = "nvlink"
-nodes = 1
-min_of_bound = 0.9
-source = "example/repository@0000000 file:3"
-date = 2026-05-01
-"""
+OWN_ROW = row("busbw", "min_of_bound = 0.9", path="nvlink", nodes=1)
 OWN = CHILD.count("\n") + 2
 
 
