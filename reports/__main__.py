@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import subprocess
 import sys
@@ -14,10 +15,14 @@ from reports.begin import CASES, JOURNAL, UNUSABLE
 from reports.compare import diff, metrics
 from reports.compare.runs import Run, UnreadableError, read, table
 from reports.decision import exit_status
+from reports.journal import foreign
 from reports.render import rendered
 from reports.text import clean
 
 UNWRITTEN = 2  # the exit status of a run of which nobody is accepted
+_LACKING = (
+    "backslashreplace"  # for a character that the locale's encoding lacks: a traceback would end with 1
+)
 _FAULTS = (OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -68,6 +73,8 @@ def _render(chosen: argparse.Namespace) -> int:
     directory: Path = chosen.directory
     if not (directory / JOURNAL).is_file():
         raise UnreadableError(f"{directory} holds no {JOURNAL}")
+    if why := foreign(directory / JOURNAL):
+        raise UnreadableError(f"{directory / JOURNAL}: {why}; nothing there is touched")
     try:
         records, verdict = rendered(directory, chosen.junit)
     except _FAULTS as fault:  # a traceback would end with 1, which says that a node is rejected
@@ -118,4 +125,8 @@ def _begun(places: Sequence[Path]) -> list[Run]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a table without a word
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # the locale may lack a character, and a traceback ends with 1
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main())

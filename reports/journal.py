@@ -344,6 +344,19 @@ def _other_schema(found: object) -> str:
     return f"written by schema {found!r:.60}, this program reads {SCHEMA_VERSION}"
 
 
+def foreign(path: Path) -> str:
+    """Why a journal is none of this program, whose lines name their type; "" where it is, or is damaged."""
+    try:
+        with path.open("rb") as file:
+            head = from_json(file.readline())
+    except (OSError, ValueError):
+        return ""
+    if not isinstance(head, dict) or "type" not in head:
+        return "written by another program"
+    schema = head.get("schema", SCHEMA_VERSION)
+    return "" if schema == SCHEMA_VERSION else _other_schema(schema)
+
+
 def _place(fault: ErrorDetails) -> str:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
     return where.lstrip(".") or "record"

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +120,32 @@ def test_a_damaged_journal_keeps_its_evidence_and_accepts_nobody(tmp_path: Path,
     assert hosts((tmp_path / "rejected.txt").read_text()) == ["gpu01 slots=8"]
     assert hosts((tmp_path / "accepted.txt").read_text()) == []
     assert "damaged: line 2" in json.loads((tmp_path / "verdict.json").read_text())["run"]["cut_short"]
+
+
+@each("head", ['{"type":"run","schema":2,"run_id":"20250101"}', '{"task":"gsm8k","score":0.5}', "[1]"])
+def test_the_answer_of_another_version_or_program_is_not_replaced(
+    tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results.jsonl").write_text(f"{head}\n{{}}\n")
+    (tmp_path / "accepted.txt").write_text("gpu01\n")
+    assert main(["render", str(tmp_path)]) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"results.jsonl", "accepted.txt"}
+    assert (tmp_path / "accepted.txt").read_text() == "gpu01\n"
+    assert "results.jsonl: written by " in capsys.readouterr().err
+
+
+def test_an_answer_is_printed_where_the_locale_lacks_a_character(tmp_path: Path) -> None:
+    making.save(
+        journal_of(*green_checks()[:-1], check(PAIR, outcome=Outcome.FAIL, reason="n\u00f6")), tmp_path
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "reports", "render", str(tmp_path)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr
+    assert b"n\\xf6" in done.stdout
 
 
 def test_without_a_journal_everything_is_red(tmp_path: Path) -> None:
