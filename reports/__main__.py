@@ -20,9 +20,6 @@ from reports.render import rendered
 from reports.text import clean
 
 UNWRITTEN = 2  # the exit status of a run of which nobody is accepted
-_LACKING = (
-    "backslashreplace"  # for a character that the locale's encoding lacks: a traceback would end with 1
-)
 _FAULTS = (OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -125,8 +122,6 @@ def _begun(places: Sequence[Path]) -> list[Run]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a table without a word
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # the locale may lack a character, and a traceback ends with 1
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack it; a traceback ends with 1
     sys.exit(main())
