@@ -12,7 +12,7 @@ from torch.distributed import pipelining
 
 from fixtures.ranks.steps import REGISTRY, Context, Unsupported
 from fixtures.ranks.study.calibrated import calibrated_work
-from suites.pipeline import steps
+from suites.pipeline import steps, test_pipeline
 from suites.pipeline.recorder import Held
 from suites.pipeline.schedules import PLANS, Op, Plan, Shape, between_parts, crossings
 from suites.pipeline.stages import Pipeline, Problem
@@ -46,6 +46,13 @@ def test_every_part_of_every_step_holds() -> None:
     ends = [1, *[2] * (size - 2), 1]
     assert [(one["iterations"], one["elements"]) for one in found[-1]] == [(20, 10 * 258 * n) for n in ends]
     _every_edge_once(size, found[-1])
+
+
+@pytest.mark.long
+def test_the_plan_has_as_many_entries_as_its_own_sizes_give() -> None:
+    """Smaller sizes, as above, are those of no planned case: so these are not counted there."""
+    cases = [*test_pipeline.SCHEDULES, *test_pipeline.NEIGHBOURS]
+    assert_green(2, [(case.step, case.parameters) for case in cases], ["traffic"])
 
 
 def _judged_everything(plan: Plan, size: int, results: list[dict[str, Any]]) -> None:

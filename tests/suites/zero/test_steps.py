@@ -38,6 +38,13 @@ def test_every_part_of_every_step_holds() -> None:
             assert all(rank["figures"]["pattern"] > 0 for rank in ranks), step
 
 
+@pytest.mark.long
+def test_the_plan_has_as_many_entries_as_its_own_sizes_give() -> None:
+    """Fewer blocks and steps, as above, have fewer: so these are not counted there."""
+    for size, here in ((4, [HYBRID]), (2, [case for case in STEPS if case is not HYBRID])):
+        assert_green(size, [(case.step, case.parameters) for case in here], parts=PARTS)
+
+
 def test_the_paced_backward_is_exact_and_tells_how_much_it_hides() -> None:
     found = assert_green(2, [(OVERLAP[0].step, OVERLAP[0].parameters)])
     compute_s = OVERLAP[0].parameters["layers"] * STAGE_S
