@@ -38,7 +38,7 @@ _SHOWS: tuple[tuple[set[str], Any, str, Any], ...] = (
     ({"repeat", "memory"}, driver, "repeated", ([], [])),
     ({"repeat", "traffic"}, driver, "record_deliveries", nullcontext(Deliveries())),
     ({"memory"}, driver, "highest", []),
-    ({"memory", "parity"}, driver, "changed", ([], [])),
+    ({"parity"}, driver, "begin", None),
     ({"figures"}, at_size, "taken_down", {}),
     (_SENT, pattern, "exact", []),
     (_SENT, pattern, "timed", pattern.Timed([1.0] * pattern.ITERATIONS, [])),

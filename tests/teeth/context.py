@@ -238,6 +238,7 @@ KEPT = kept_whole(lambda tensor: tensor.dim() == 5)  # keys and values, stacked
 KEPT_IN_BF16 = kept_whole(lambda tensor: tensor.dim() == 5 and tensor.dtype == torch.bfloat16)
 FIRST_KEYS = planted(_attention._AllGatherRotater, "next_buffer", first_for_ever)
 SUMMED_NARROW: Patch = planted(dist, SCATTER, added_up_narrow)
+# One stale pass for parity is in the second run: the first, with other inputs, is not compared.
 BUGS = [
     Bug("missing all-gather", GATHERED, CAUSAL, instead(GATHER, own), ("parity", "traffic", "wrong")),
     Bug("gathered in the wrong order", GATHERED, CAUSAL, after(GATHER, shifted), ("parity", "wrong")),
@@ -262,7 +263,7 @@ BUGS = [
     Bug("keys of all ranks kept", ULYSSES, HEADS, KEPT, ("memory",)),
     Bug("gathered sequences are kept", ULYSSES, HEADS, received_kept(EXCHANGE), ("memory",)),
     Bug("stale block", RING, CAUSAL, passing(stale, (KEYS,)), ("parity", "wrong")),
-    Bug("one stale block", RING, FULL, passing(stale, (KEYS,), (2,)), ("parity",), 4),
+    Bug("one stale block", RING, FULL, passing(stale, (KEYS,), (8,)), ("parity",), 4),
     Bug("future keys not masked", RING, CAUSAL, unmasked, ("parity",)),
     Bug("merged by the larger norm", RING, CAUSAL, larger_norm, ("parity",)),
     Bug("gradients stay", RING, CAUSAL, in_place_of_passing(GRADIENTS), ("parity", "traffic", "wrong")),
@@ -274,7 +275,7 @@ BUGS = [
     Bug("chunks side by side", ZIGZAG, SIZES, neighbours, ("parity",)),
     Bug("chunks change places", ZIGZAG, SIZES, passing(halves, (KEYS,)), ("parity",)),
     Bug("future keys not masked", ZIGZAG, SIZES, unmasked, ("parity",)),
-    Bug("stale gradient", ZIGZAG, SIZES, passing(stale, (GRADIENTS,), (2,)), ("parity",)),
+    Bug("stale gradient", ZIGZAG, SIZES, passing(stale, (GRADIENTS,), (4,)), ("parity",)),
     Bug("a bit flips once", ZIGZAG, SIZES, passing(low_bit, (GRADIENTS,), (2,), (1,)), ("repeat",)),
     Bug("a bit flips always", ZIGZAG, SIZES, passing(low_bit, (GRADIENTS,), (), (1,)), ("wrong",)),
     Bug("missing exchange", ULYSSES, HEADS, instead(EXCHANGE, stale), ("parity", "traffic", "wrong")),

@@ -22,6 +22,7 @@ from tests.teeth.patches.large import (
     in_bucket,
     in_output,
     in_result,
+    of_the_run_before,
     over_edge,
     swapped,
     tail_lost,
@@ -46,8 +47,12 @@ _AT_SIZE = [module.AT_SIZE for module in _MODULES]
 _LARGE = {case.step: case for cases in _AT_SIZE for case in reversed(cases)}
 
 
-def _bug(step: str, name: str, patch: Patch, size: int = 2) -> Bug:
-    return Bug(name, step, sized(_LARGE[step], size), patch, ("parity",), size)
+def _bug(step: str, name: str, patch: Patch, size: int = 2, red: str = "parity") -> Bug:
+    return Bug(name, step, sized(_LARGE[step], size), patch, (red,), size)
+
+
+def _before(step: str, patch: Patch) -> Bug:
+    return _bug(step, "what the run before was given", patch, red="repeat")
 
 
 def _odd(step: str, patch: Patch) -> Bug:
@@ -82,6 +87,8 @@ BUGS = [
     _bug("context.ulysses", "chunks swapped", planted(moves, "_exchange", in_result(swapped))),
     _bug("context.torch_ring", "read too early", planted(_attention, "_maybe_wait", in_result(unfinished))),
     _bug("expert.parity", "rows read too early", planted(layer, "exchange", in_result(unfinished))),
+    _before("context.all_gather_kv", planted(techniques, "whole_sequence", of_the_run_before(1))),
+    _before("expert.parity", planted(layer, "exchange", of_the_run_before(4))),
     _bug("expert.parity", "end of the rows lost", planted(layer, "exchange", in_result(cut_off))),
     _bug("pipeline.gpipe", "activations read too early", over_edge("_retrieve_recv_activations", unfinished)),
     _bug("pipeline.zbv", "chunks of a gradient swapped", over_edge("_retrieve_recv_grads", swapped)),

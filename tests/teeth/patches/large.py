@@ -77,6 +77,25 @@ def in_result(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Maker:
     return make
 
 
+def of_the_run_before(calls: int) -> Maker:
+    """Give what a call gave so many calls before, where that is large: a run has so many."""
+
+    def make(original: Call) -> Call:
+        kept: list[torch.Tensor] = []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if large(found):
+                kept.append(found.detach().clone())
+                with torch.no_grad():
+                    found.copy_(kept[-calls - 1 :][0] if len(kept) > calls else found)
+            return found
+
+        return call
+
+    return make
+
+
 def copied_out(spoil: Spoil, least_bytes: int = LARGE_BYTES) -> Patch:
     """fully_shard deals out what it gathered."""
 
