@@ -21,6 +21,7 @@ from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
 from suites.context.ring_attention import Tally, WrittenOut, ring_attention
 from suites.mesh.axes import Mesh
+from suites.mesh.issued import shard
 from suites.mesh.task import Task
 from suites.mesh.technique import RULE, loss_of
 from suites.tensor.regions import Group
@@ -140,13 +141,12 @@ class Divided:
 
     def share(self, whole: Named) -> dict[str, Tensor]:
         """The same of whole weights, or of their gradients."""
-        task, layout, rank = self.task, self.task.layout, self.task.ctx.rank
-        shard = layout.place(rank, "dp") * layout.size("cp") + layout.place(rank, "cp")
-        found = {}
+        task, place, found = self.task, self.task.layout.place(self.task.ctx.rank, "tp"), {}
         for what, tensor in whole.items():
             dim = CUT.get(what.rpartition(":")[2].split(".")[-2])
-            cut = tensor if dim is None else tensor.chunk(task.tp, dim)[layout.place(rank, "tp")]
-            found[what] = cut.chunk(task.shards)[shard]
+            cut = tensor if dim is None else tensor.chunk(task.tp, dim)[place]
+            rows = shard(len(cut), task.shards, task.shard)
+            found[what] = cut[rows.start : rows.stop]
         return found
 
     def clipped(self) -> Entries:

@@ -76,8 +76,8 @@ class Sizes:
 
     Stages of a pipeline take the rows in `micro_batches`.
 
-    Matrices are the smallest of which every rank has whole heads and whole rows (fully_shard would pad).
-    Heads are at least `least_channels` wide.
+    Matrices are the smallest of which every rank has whole heads and whole rows; with `more_words` those of
+    words are no multiple of the shards, and fully_shard pads them. Heads are at least `least_channels` wide.
     """
 
     rank: int
@@ -90,6 +90,7 @@ class Sizes:
     least_width: int = 0
     least_channels: int = CHANNELS
     clip: float = 0.0  # the largest norm of all gradients; 0: any
+    more_words: int = 0
 
     @property
     def stages(self) -> int:
@@ -127,6 +128,12 @@ class Sizes:
         return self.layout.size("dp") * self.layout.size("cp")
 
     @property
+    def shard(self) -> int:
+        """Which of them this rank has."""
+        outer, inner = (self.layout.place(self.rank, axis) for axis in ("dp", "cp"))
+        return outer * self.layout.size("cp") + inner
+
+    @property
     def kv_heads(self) -> int:
         """Key-value heads: those of the smallest matrices, multiplied up to the least width."""
         heads, channels = _smallest(self.tp, self.shards, self.least_channels)
@@ -144,8 +151,13 @@ class Sizes:
 
     @property
     def hidden(self) -> int:
-        """Features of the MLP, and words of the vocabulary."""
+        """Features of the MLP."""
         return 2 * self.width
+
+    @property
+    def words(self) -> int:
+        """Words of the vocabulary."""
+        return self.hidden + self.more_words
 
     @property
     def length(self) -> int:
@@ -197,14 +209,20 @@ def both(one: Calls, other: Calls) -> Calls:
     return {op: (a[0] + b[0], a[1] + b[1]) for op, (a, b) in pairs.items()}
 
 
-def groups(sizes: Sizes) -> list[int]:
-    """Elements of every group that fully_shard gathers at once, after tensor parallelism."""
+def groups(sizes: Sizes, words: int) -> list[int]:
+    """Elements of every group that fully_shard gathers, of so many words, after tensor parallelism."""
     d, h = sizes.width, sizes.hidden
     heads = GROUPED * sizes.kv_heads + sizes.kv_heads
     block = 2 * d + (2 * d * heads * sizes.channels + 3 * d * h) // sizes.tp
-    words = d * h // sizes.tp
-    around = sizes.first * words + sizes.last * (words + d)
+    table = d * words // sizes.tp
+    around = sizes.first * table + sizes.last * (table + d)
     return [block] * sizes.blocks + [around] * (sizes.first or sizes.last)
+
+
+def shard(rows: int, shards: int, number: int) -> range:
+    """The rows of a matrix that a shard has: the last shards may have fewer, or none."""
+    each = -(-rows // shards)
+    return range(rows)[number * each : (number + 1) * each]
 
 
 def sharding(sizes: Sizes, item: int) -> Calls:
@@ -212,7 +230,7 @@ def sharding(sizes: Sizes, item: int) -> Calls:
     if sizes.shards == 1:
         return {}
     gathers = 1 if "pp" in sizes.layout.names else 2
-    held = groups(sizes)
+    held = groups(sizes, sizes.shards * -(-sizes.words // sizes.shards))
     count, size = len(held), sum(held) * item
     return {"all_gather": (gathers * count, gathers * size), "reduce_scatter": (count, size)}
 
@@ -225,7 +243,7 @@ def tensor(sizes: Sizes, item: int) -> Calls:
     number = 7 * sizes.blocks + sizes.first + sizes.last
     found = {"all_reduce": (number * sizes.micro_batches, number * x)}
     if sizes.last:
-        found["all_gather"] = (sizes.micro_batches, x // sizes.width * sizes.hidden)
+        found["all_gather"] = (sizes.micro_batches, x // sizes.width * sizes.words)
     return found
 
 
@@ -289,7 +307,8 @@ def axes_of(step: str, per_node: Sequence[int]) -> list[dict[str, list[int]]]:
 
 def holds(sizes: Sizes, item: int) -> dict[str, int]:
     """A rank's part of each state; and the parameters that it holds between forward and backward."""
-    share = sum(groups(sizes)) // sizes.shards * item
+    rows = shard(sizes.words, sizes.shards, sizes.shard)
+    share = sum(groups(sizes, sizes.shards * len(rows))) // sizes.shards * item
     between = share * (sizes.shards if "pp" in sizes.layout.names else 1)
     return {**held.states(share), "params between forward and backward": between}
 

@@ -54,7 +54,7 @@ class Staged(Divided):
         super().__init__(task, mesh, dtype, reshard=False)
         shape = task.rows // task.micro_batches, task.tokens
         taken, given = forms(
-            shape, dtype, width=task.width, words=task.hidden, first=task.first, last=task.last
+            shape, dtype, width=task.width, words=task.words, first=task.first, last=task.last
         )
         stage = pipelining.PipelineStage(
             self.model,

@@ -52,15 +52,15 @@ class Task(Sizes):
         """The same weights on every rank and in every dtype."""
         sizes = (self.width, self.layers, GROUPED * self.kv_heads, self.kv_heads, self.hidden)
         if self.ctx.at_size:
-            return made(lambda: Llama(self.hidden, *sizes), self.ctx.seed, self.ctx.device, dtype)
+            return made(lambda: Llama(self.words, *sizes), self.ctx.seed, self.ctx.device, dtype)
         with seeded(self.ctx.seed):
-            model = Llama(self.hidden, *sizes)
+            model = Llama(self.words, *sizes)
         return model.to(TRAINED).to(self.ctx.device, dtype)
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of all ranks."""
         seed = key(self.ctx.seed, 3, number % BATCHES) >> 1
-        both = tokens(seed, 2 * self.rows * self.layout.size("dp"), self.length, self.hidden)
+        both = tokens(seed, 2 * self.rows * self.layout.size("dp"), self.length, self.words)
         x, y = both.to(self.ctx.device).chunk(2)
         return x, y
 

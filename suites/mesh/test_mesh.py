@@ -34,6 +34,7 @@ STEPS = [
     case_of(
         "mesh.fsdp_cp",
         **DENSE,
+        more_words=1,
         clip=CLIP,
         holds=held(parity=95, repeat=90, traffic=10, memory=8, left=2, delivered=10),
     ),

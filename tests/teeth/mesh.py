@@ -43,7 +43,14 @@ from tests.teeth.patches import narrow
 from tests.teeth.patches.expert import after, drop_last_row, rounded
 from tests.teeth.patches.flips import flip, flipped_in_call, transient
 from tests.teeth.patches.memory import received_kept
-from tests.teeth.patches.training import clipped_late, own_norm, reduced_every_time, torchs_own_norm
+from tests.teeth.patches.training import (
+    clipped_late,
+    own_norm,
+    reduced_every_time,
+    rows_left_over_not_gathered,
+    rows_left_over_not_reduced,
+    torchs_own_norm,
+)
 from tests.teeth.patches.zero import SUMMED, dropped, flipped_always, next_shard, rotated, twice
 
 Call = Callable[..., Any]
@@ -251,6 +258,8 @@ BUGS: list[Bug] = [
         ("a low bit flips once", passing(low_bit_unseen, (GRADIENTS,), (2,), (0,)), "repeat"),
         ("a bit of rank 0 always flips", passing(low_bit, (KEYS,), (), (0,)), "wrong"),
         ("norm of the local shard alone", own_norm, "parity traffic"),
+        ("rows beyond equal shards are not gathered", rows_left_over_not_gathered, "parity"),
+        ("rows beyond equal shards are not reduced", rows_left_over_not_reduced, "parity"),
         (f"a low bit flips once in bf16, {GATHER}", narrow.of(GATHER, flipped_in_call(3)), "repeat"),
         size=2,
     ),

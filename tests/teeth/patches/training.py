@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 
@@ -96,6 +97,26 @@ def whole_added_in_bf16(original: Call, self: Any) -> None:
     original(self)
     if self.unsharded_accumulated_grad is not None:
         self.unsharded_accumulated_grad = self.unsharded_accumulated_grad.bfloat16().float()
+
+
+def beyond_equal_shards(whole: torch.Tensor) -> torch.Tensor:
+    """The rows that are left over where all ranks get equally many."""
+    return whole[len(whole) // dist.get_world_size() * dist.get_world_size() :]
+
+
+@instead_of(FSDPParam, "init_unsharded_param")
+def rows_left_over_not_gathered(original: Call, self: Any) -> None:
+    """Of what was gathered a weight gets no rows beyond equal shards."""
+    original(self)
+    beyond_equal_shards(self._unsharded_param.data).zero_()
+
+
+@instead_of(_fsdp_collectives, "foreach_reduce_scatter_copy_in")
+def rows_left_over_not_reduced(original: Call, grads: Any, *args: Any) -> None:
+    """Of gradients no rows beyond equal shards are reduced."""
+    for grad in grads:
+        beyond_equal_shards(grad).zero_()
+    original(grads, *args)
 
 
 @instead_of(_NormPartial, "_reduce_value")
