@@ -44,6 +44,7 @@ _XML = """\
   </testsuite>
 </testsuites>
 """
+_MOST_DEEP = 5  # files of arguments that name files; pytest does not start with one that names itself
 _COUNTERS = 'tests="1" failures="0" errors="1" time="0.000"'
 
 
@@ -277,14 +278,15 @@ def all_words(typed: Iterable[object], settings: Iterable[str] = ()) -> list[str
     return [*_with_files([*settings, *environment, *map(str, typed)])]
 
 
-def _with_files(arguments: Iterable[str]) -> Iterator[str]:
+def _with_files(arguments: Iterable[str], deep: int = _MOST_DEEP) -> Iterator[str]:
     """Yield arguments, the lines of a file in the place of its `@FILE`; pytest refuses one without a file."""
     for word in arguments:
+        named = deep and word[:1] == "@"
         try:
-            lines = Path(word[1:]).read_text(encoding="utf-8").splitlines() if word[:1] == "@" else None
+            lines = Path(word[1:]).read_text(encoding="utf-8").splitlines() if named else None
         except (OSError, ValueError):
             lines = None
-        yield from [word] if lines is None else _with_files(lines)
+        yield from [word] if lines is None else _with_files(lines, deep - 1)
 
 
 def main(arguments: Sequence[str]) -> int:

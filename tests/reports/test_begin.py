@@ -96,6 +96,9 @@ def test_arguments_in_a_file_and_an_open_quotation_are_read_too(
     before = contents(last_night)
     assert main([f"@{last_night / 'words'}"]) == 0
     assert contents(last_night) == before
+    (last_night / "again").write_text(f"@{last_night / 'again'}\n--report-dir\n{last_night / 'other'}\n")
+    assert main([f"@{last_night / 'again'}"]) == 0  # with which pytest does not start
+    assert red(last_night / "other" / "junit.xml")
     monkeypatch.setenv("PYTEST_ADDOPTS", f"--report-dir {last_night} -k 'sweep")
     assert main([]) == 0
     assert red(last_night / "junit.xml")
