@@ -21,7 +21,7 @@ from suites.context.layout import Layout as Sequence
 from suites.context.layout import Span
 from suites.context.ring_attention import Tally, WrittenOut, ring_attention
 from suites.mesh.axes import Mesh
-from suites.mesh.issued import shard
+from suites.mesh.layout import shard
 from suites.mesh.task import Task
 from suites.mesh.technique import RULE, loss_of
 from suites.tensor.regions import Group
@@ -145,7 +145,7 @@ class Divided:
         for what, tensor in whole.items():
             dim = CUT.get(what.rpartition(":")[2].split(".")[-2])
             cut = tensor if dim is None else tensor.chunk(task.tp, dim)[place]
-            rows = shard(len(cut), task.shards, task.shard)
+            rows = shard(len(cut), task.shard, task.shards)
             found[what] = cut[rows.start : rows.stop]
         return found
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from fixtures.wire.collectives import STUDIED_BYTES, TRAINED_BYTES, Calls, Lines
 from fixtures.wire.held import Held
-from suites.mesh.layout import Layout, by_rank, divide, divisors
+from suites.mesh.layout import Layout, by_rank, divide, divisors, shard
 from suites.mesh.moe import held
 from suites.mesh.moe import issued as moe
 from suites.zero.issued import WIDE, clipped
@@ -219,12 +219,6 @@ def groups(sizes: Sizes, words: int) -> list[int]:
     return [block] * sizes.blocks + [around] * (sizes.first or sizes.last)
 
 
-def shard(rows: int, shards: int, number: int) -> range:
-    """The rows of a matrix that a shard has: the last shards may have fewer, or none."""
-    each = -(-rows // shards)
-    return range(rows)[number * each : (number + 1) * each]
-
-
 def sharding(sizes: Sizes, item: int) -> Calls:
     """What fully_shard issues; a stage's parameters stay gathered between its micro-batches."""
     if sizes.shards == 1:
@@ -307,7 +301,7 @@ def axes_of(step: str, per_node: Sequence[int]) -> list[dict[str, list[int]]]:
 
 def holds(sizes: Sizes, item: int) -> dict[str, int]:
     """A rank's part of each state; and the parameters that it holds between forward and backward."""
-    rows = shard(sizes.words, sizes.shards, sizes.shard)
+    rows = shard(sizes.words, sizes.shard, sizes.shards)
     share = sum(groups(sizes, sizes.shards * len(rows))) // sizes.shards * item
     between = share * (sizes.shards if "pp" in sizes.layout.names else 1)
     return {**held.states(share), "params between forward and backward": between}

@@ -1,4 +1,4 @@
-"""How ranks lie along axes: a place along each, and the groups of ranks that differ along some alone."""
+"""How ranks lie along axes: a place along each, groups that differ along some alone, and shards of rows."""
 
 from __future__ import annotations
 
@@ -87,3 +87,9 @@ def _ways(size: int, axes: int) -> list[tuple[int, ...]]:
 def divisors(size: int) -> list[int]:
     """All whole numbers that divide a size, the smallest first."""
     return [one for one in range(1, size + 1) if size % one == 0]
+
+
+def shard(rows: int, number: int, shards: int) -> range:
+    """The rows of a matrix that one of so many shards has: the last shards may have fewer, or none."""
+    each = -(-rows // shards)
+    return range(rows)[number * each : (number + 1) * each]

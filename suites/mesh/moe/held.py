@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fixtures.wire.held import Weighed
+from suites.mesh.layout import shard
 from suites.mesh.moe.issued import LINE, STEPS, Dims, Sizes, elements, groups, padded, router_elements
 from suites.pipeline.schedules import PLANS, Shape, in_flight
 from suites.zero.issued import WIDE
@@ -31,7 +32,7 @@ def fully_sharded(sizes: Sizes, item: int) -> Weighed:
     places = {line: _place(sizes, line) for line in LINE.values()}
     return _in_flight(sizes) | states(
         sum(
-            _own(rows, *places[line]) * columns * size
+            len(shard(rows, *places[line])) * columns * size
             for line, shapes, size in groups(sizes, item)
             for rows, columns in shapes
         )
@@ -61,12 +62,6 @@ def _place(sizes: Sizes, line: str) -> tuple[int, int]:
     """A rank's index along a line, and how many ranks the line has."""
     met = next(one for one in sizes.axes.members(line) if sizes.rank in one)
     return met.index(sizes.rank), len(met)
-
-
-def _own(rows: int, place: int, ranks: int) -> int:
-    """Rows of a weight on one of so many ranks."""
-    each = -(-rows // ranks)
-    return max(min(each, rows - place * each), 0)
 
 
 _STEPS: dict[str, Callable[[Sizes, int], Weighed]] = {

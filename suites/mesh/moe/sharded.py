@@ -26,6 +26,7 @@ from fixtures.ranks.study.driver import Named
 from fixtures.ranks.study.memory import local
 from fixtures.ranks.study.models import gradient_of
 from suites.context.ring_attention import wide
+from suites.mesh.layout import shard
 from suites.mesh.moe.grid import Grid
 from suites.mesh.moe.held import fully_sharded
 from suites.mesh.moe.run import SHARDED, Mixture
@@ -65,8 +66,8 @@ class FullySharded(Trainer):
 
     def _rows(self, name: str, whole: Tensor) -> Tensor:
         group = self.grid.group("edp" if is_expert(name) else "dp_cp")
-        size = -(-len(whole) // group.size)
-        return whole[group.rank * size :][:size]
+        rows = shard(len(whole), group.rank, group.size)
+        return whole[rows.start : rows.stop]
 
     def synchronise(self) -> None:
         """Correct the divisor of experts, the only thing left."""
