@@ -16,7 +16,7 @@ from thresholds.bounds import BoundError, ceiling
 from thresholds.derived import Moved
 from thresholds.hardware import Hardware
 from thresholds.loading.load import load, shipped
-from thresholds.lookup import Case, LimitError
+from thresholds.lookup import Case, LimitError, absent
 
 MIB = 1 << 20
 ROWS = row(
@@ -173,6 +173,26 @@ def test_every_shipped_file_limits_groups_or_says_why_not() -> None:
                 wrong.append(f"{name}: {kind} {spread} must be faster than {best} GB/s")
     assert not wrong, "\n".join(wrong)
     assert len(limited) >= 15
+
+
+def test_every_shipped_file_limits_every_pattern_inside_and_across() -> None:
+    """Or says why not: a gap, an absent path, or a bound that only the same run can tell (copies on CPUs)."""
+    lacking = []
+    for name, file in ((name, load(path)) for name, path in shipped().items()):
+        if name.startswith(("board-", "fabric-")) or "network" not in file.line_rate.links:
+            continue  # parts, and files of machines without a network
+        ranks, most = (1, 8) if name.startswith("lab-") else (int(file.expect.get("gpus_per_node", 8)), 16)
+        worlds = [(file.inside, 1, ranks), *(("network", nodes, ranks) for nodes in (2, 4, most))]
+        for (path, nodes, each), kind in itertools.product(worlds, KINDS):
+            case = {**CASE, "path": path, "nodes": nodes, "ranks_per_node": each, "collective": kind}
+            if absent(file, case) or file.line_rate.links.get(path, 1.0) is None:
+                continue
+            try:
+                derived.shares(file, [Moved(kind, MIB)], case, nodes * each)
+            except (LimitError, BoundError) as error:
+                if not (isinstance(error, LimitError) and error.kind == "gap"):
+                    lacking.append(f"{name}: {kind} over {path} on {nodes}: {error}")
+    assert not lacking, "\n".join(lacking)
 
 
 def test_no_healthy_figure_that_was_published_is_below_the_derived_limit() -> None:
