@@ -106,3 +106,10 @@ def test_a_rank_that_does_not_say_what_it_did_when_is_not_believed(bad: Callable
     with pytest.raises(Unchecked) as why:
         judged("gpipe", [*others, bad(last)])
     assert [(one.kind, one.nodes) for one in why.value.blame] == [(BlameKind.LOST, ("n03",))]
+
+
+@pytest.mark.parametrize("bad", ["fewer than the schedule has", "other stages"])
+def test_another_order_than_the_schedule_has_is_no_evidence(bad: str) -> None:
+    *others, last = said("gpipe")
+    with pytest.raises(Unchecked, match="rank 3 on n03 says other operations than gpipe has there"):
+        judged("gpipe", [*others, BAD[bad](last)])
